@@ -47,7 +47,7 @@ def without_tests(text, code):
 
 
 def is_test(path):
-    return path.stem == "tests" or path.stem.endswith("_tests") or "tests" in path.parts or "kills" in path.parts
+    return path.stem == "tests" or path.stem.endswith("_tests") or "tests" in path.parts or "crash_tests" in path.parts
 
 
 def percentile(values, percent):

@@ -14,7 +14,7 @@ use agentloop::engine::machine::Engine;
 use agentloop::engine::message::{FinishReason, ModelAnswer, ToolCall};
 use agentloop::engine::settings::{EngineSettings, ModeSettings};
 use agentloop::engine::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRunId, ToolSpec, UnknownOutcomePolicy};
-use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, OpenRequests};
+use agentloop::engine::{CallId, EngineEffect, EngineGateAnswer, EngineInput, KnownTotals, OpenRequests};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn gates() -> Vec<Duration> {
         let Some(open) = bench.engine.view().gates.into_iter().next() else {
             continue;
         };
-        bench.feed(EngineInput::GateAnswered(GateAnswer {
+        bench.feed(EngineInput::GateAnswered(EngineGateAnswer {
             gate: open.gate.id,
             arguments: open.arguments,
             approved: true,

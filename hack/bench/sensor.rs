@@ -44,15 +44,15 @@ const PATIENCE: Duration = Duration::from_mins(1);
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut world = World::start();
-    world.attached().await;
-    let idle = world.sensor.kibibytes("VmRSS:");
+    let mut harness = SensorHarness::start();
+    harness.attached().await;
+    let idle = harness.sensor.kibibytes("VmRSS:");
     let (mut taken, mut arrived) = (Vec::new(), Vec::new());
     for number in 0..WARM + EVENTS {
         let start = Instant::now();
-        assert_eq!(world.sender.send(number).await, StatusCode::ACCEPTED);
+        assert_eq!(harness.sender.send(number).await, StatusCode::ACCEPTED);
         let answered = start.elapsed();
-        let (at, _) = world.word().await;
+        let (at, _) = harness.word().await;
         if number >= WARM {
             taken.push(answered);
             arrived.push(at - start);
@@ -60,15 +60,15 @@ async fn main() {
     }
     figures("webhook_taken", taken);
     figures("webhook_to_hot_state_across_pods", arrived);
-    world.crowd().await;
+    harness.crowd().await;
     say(&format!("FIGURE sensor_pod_rss_idle {:.1} MiB", mebibytes(idle)));
-    let (now, most) = (world.sensor.kibibytes("VmRSS:"), world.sensor.kibibytes("VmHWM:"));
+    let (now, most) = (harness.sensor.kibibytes("VmRSS:"), harness.sensor.kibibytes("VmHWM:"));
     say(&format!(
         "FIGURE sensor_pod_rss_after_{} {:.1} MiB, {:.1} at most, {:.1} of them its own",
         WARM + EVENTS + CROWD,
         mebibytes(now),
         mebibytes(most),
-        mebibytes(world.sensor.kibibytes("RssAnon:"))
+        mebibytes(harness.sensor.kibibytes("RssAnon:"))
     ));
 }
 
@@ -77,7 +77,7 @@ fn mebibytes(kibibytes: u64) -> f64 {
 }
 
 /// The three processes and who they speak to.
-struct World {
+struct SensorHarness {
     words: Words,
     sensor: Process,
     _gateway: Process,
@@ -86,7 +86,7 @@ struct World {
     _directory: TempDir,
 }
 
-impl World {
+impl SensorHarness {
     fn start() -> Self {
         let directory = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("the target directory can be written");
         let terms = terms();

@@ -1,7 +1,7 @@
 //! The wire types of `agentloop.dev/v1alpha1`: what users write and read with `kubectl`.
 //!
 //! Owns the custom resources, their bounds and CEL rules, and the names of conditions and reasons. Contains no
-//! behaviour beyond what a type needs to be valid, does no I/O, and imports no other room.
+//! behaviour beyond what a type needs to be valid, does no I/O, and imports no other crate.
 
 #![warn(missing_docs)]
 

@@ -115,7 +115,7 @@ impl Default for TaskSpec {
 }
 
 /// Maximum number of activations in a status.
-pub const MOST_RECENT: usize = 10;
+pub const MAX_RECENT: usize = 10;
 
 /// A task that the agent has worked on.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]

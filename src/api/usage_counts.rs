@@ -9,7 +9,7 @@ use super::status::LoopOutcome;
 use super::task::TaskOutcome;
 
 /// Maximum number of tools that are counted by name, including the entry for all others.
-pub const MOST_TOOLS: usize = 20;
+pub const MAX_TOOLS: usize = 20;
 /// Name of the entry for all other tools.
 pub const OTHER_TOOLS: &str = "other";
 /// Something that is counted as the trip of a limit, with the action taken. A closed set: labels of a metric.
@@ -250,7 +250,7 @@ pub use raise;
 pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsage {
     let named = |tools: &[ToolUsage], name: &str| tools.iter().position(|known| known.tool == name);
     let others = usize::from(named(tools, OTHER_TOOLS).is_some());
-    let room = tools.len() - others < MOST_TOOLS - 1;
+    let room = tools.len() - others < MAX_TOOLS - 1;
     let name = match named(tools, name) {
         None if !room => OTHER_TOOLS,
         _ => name,
@@ -327,7 +327,7 @@ mod tests {
             of_tool(&mut tools, &format!("t{number}")).ok += 1;
             of_tool(&mut tools, "t1").error += 1;
         }
-        assert_eq!(tools.len(), MOST_TOOLS);
+        assert_eq!(tools.len(), MAX_TOOLS);
         assert_eq!((tools[18].tool.as_str(), tools[18].ok), ("t19", 1));
         assert_eq!((tools[19].tool.as_str(), tools[19].ok), (OTHER_TOOLS, 3));
         assert_eq!((tools[0].ok, tools[0].error), (1, 22));

@@ -17,12 +17,12 @@ pub(super) struct CrdsArgs {
     dir: Option<PathBuf>,
     /// What to print: the definitions (yaml) or their reference (markdown).
     #[arg(long, env = "AGENTLOOP_CRDS_FORMAT", default_value = "yaml", conflicts_with = "dir")]
-    format: OutputFormat,
+    format: CrdFormat,
 }
 
 /// What is printed.
 #[derive(ValueEnum, Clone, Copy, Debug)]
-enum OutputFormat {
+enum CrdFormat {
     /// The definitions, ready to install.
     Yaml,
     /// The API reference.
@@ -33,13 +33,13 @@ impl CrdsArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         match (self.dir, self.format) {
             (Some(dir), _) => write_files(&dir),
-            (None, OutputFormat::Yaml) => {
+            (None, CrdFormat::Yaml) => {
                 for definition in crd::all() {
                     write!(std::io::stdout(), "---\n{}", crd::to_yaml(&definition)?)?;
                 }
                 Ok(())
             }
-            (None, OutputFormat::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
+            (None, CrdFormat::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
         }
     }
 }

@@ -9,13 +9,13 @@ use crate::worker::journal::{export, export_bytes};
 
 /// Flags of `agentloop history`.
 #[derive(ClapArgs, Debug)]
-pub(super) struct HistoryArgs {
+pub(super) struct HistoryExportArgs {
     /// Copy of a journal, as written by `agentloop journal`.
     #[arg(env = "AGENTLOOP_JOURNAL_COPY")]
     copy: PathBuf,
 }
 
-impl HistoryArgs {
+impl HistoryExportArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         export(&self.copy, &mut BufWriter::new(stdout().lock()))?;
         Ok(())

@@ -57,11 +57,11 @@ enum Command {
     #[command(hide = true)]
     Sensor(sensor::SensorArgs),
     /// Run the Agents of manifests in this process, without a cluster.
-    Run(run::RunArgs),
+    Run(run::LocalRunArgs),
     /// Write a copy of an Agent's journal, an SQLite database, to standard output; the Agent may keep running.
     Journal(journal::JournalArgs),
     /// Print the executions, steps and tool decisions in a copy of a journal as JSON lines.
-    History(history::HistoryArgs),
+    History(history::HistoryExportArgs),
     /// Print the custom resource definitions, or write them to a directory.
     Crds(crds::CrdsArgs),
     /// Print the Grafana dashboards, or write them to a directory.

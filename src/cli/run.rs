@@ -42,7 +42,7 @@ other error.";
 /// Flags of `agentloop run`.
 #[derive(ClapArgs, Debug)]
 #[command(after_long_help = DIFFERENCES)]
-pub(super) struct RunArgs {
+pub(super) struct LocalRunArgs {
     /// File with Agents, AgentBudgets, Sensors, and the ConfigMaps and Secrets that they name; a directory of such
     /// files; or `-`.
     #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
@@ -81,7 +81,7 @@ pub(super) struct RunArgs {
     prices_file: Option<PathBuf>,
 }
 
-impl RunArgs {
+impl LocalRunArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let policy = PlatformPolicy {
             prices: self

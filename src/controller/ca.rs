@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// One look of a leader whose clock says `now`: the bundle, and the certificate that it serves with from then on.
-    fn look(authorities: &mut TrustedAuthorities, now: Timestamp) -> (String, ServerCertificate) {
+    fn step(authorities: &mut TrustedAuthorities, now: Timestamp) -> (String, ServerCertificate) {
         authorities.advance(now, CertificateAuthority::make).unwrap();
         authorities.note_published(now, true);
         let leaf = authorities.signer(now).unwrap().sign(&[HOST.into()], now).unwrap();
@@ -335,11 +335,11 @@ mod tests {
     fn a_leader_whose_clock_is_up_to_a_year_ahead_is_accepted_then_and_after_the_clock_is_right() {
         for ahead in [SignedDuration::ZERO, HOUR * 2, DAY * 364, AUTHORITY_LIFE] {
             let mut authorities = TrustedAuthorities::default();
-            look(&mut authorities, start());
+            step(&mut authorities, start());
             let now = start() + DAY;
-            let (bundle, leaf) = look(&mut authorities, now + ahead);
+            let (bundle, leaf) = step(&mut authorities, now + ahead);
             assert!(accepts(&bundle, &leaf, now), "ahead by {ahead}");
-            let (after, leaf) = look(&mut authorities, now + HOUR);
+            let (after, leaf) = step(&mut authorities, now + HOUR);
             assert_eq!(after, bundle, "no pod needs another one");
             assert!(accepts(&after, &leaf, now + HOUR), "ahead by {ahead}");
         }
@@ -348,10 +348,10 @@ mod tests {
     #[test]
     fn an_authority_made_by_a_clock_that_was_further_ahead_is_replaced_once_the_clock_is_right() {
         let mut authorities = TrustedAuthorities::default();
-        look(&mut authorities, start());
-        let (bundle, leaf) = look(&mut authorities, start() + AUTHORITY_LIFE + BACKDATE + HOUR);
+        step(&mut authorities, start());
+        let (bundle, leaf) = step(&mut authorities, start() + AUTHORITY_LIFE + BACKDATE + HOUR);
         assert!(!accepts(&bundle, &leaf, start()));
-        let (bundle, leaf) = look(&mut authorities, start());
+        let (bundle, leaf) = step(&mut authorities, start());
         assert_eq!(authorities.0.len(), 1);
         assert!(accepts(&bundle, &leaf, start()));
     }
@@ -359,12 +359,12 @@ mod tests {
     #[test]
     fn a_certificate_made_by_a_clock_that_was_behind_is_renewed_once_the_clock_is_right() {
         let mut authorities = TrustedAuthorities::default();
-        look(&mut authorities, start());
+        step(&mut authorities, start());
         for (behind, is_accepted) in [(LEAF_LIFE - DAY, true), (LEAF_LIFE + DAY, false), (DAY * 300, false)] {
-            let (bundle, leaf) = look(&mut authorities, start() - behind);
+            let (bundle, leaf) = step(&mut authorities, start() - behind);
             assert_eq!(accepts(&bundle, &leaf, start()), is_accepted, "behind by {behind}");
             assert!(leaf.is_due(authorities.signer(start()).unwrap(), start()));
-            let (bundle, leaf) = look(&mut authorities, start());
+            let (bundle, leaf) = step(&mut authorities, start());
             assert!(accepts(&bundle, &leaf, start()), "behind by {behind}");
         }
     }

@@ -53,7 +53,7 @@ struct GatewayChannel {
 }
 
 #[derive(Default)]
-struct RelayTable {
+struct DeliveryRelayState {
     /// Sensor pods, by UID.
     pods: HashMap<String, SensorPodSession>,
     /// The connected gateways.
@@ -66,7 +66,7 @@ struct RelayTable {
 
 /// Relays events and their acknowledgements between sensor pods and gateways.
 pub struct DeliveryRelay {
-    table: Mutex<RelayTable>,
+    table: Mutex<DeliveryRelayState>,
     changed: mpsc::UnboundedSender<NamespacedName>,
     wait: Duration,
 }
@@ -273,12 +273,12 @@ impl DeliveryRelay {
         Ok(ack)
     }
 
-    fn lock(&self) -> MutexGuard<'_, RelayTable> {
+    fn lock(&self) -> MutexGuard<'_, DeliveryRelayState> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl RelayTable {
+impl DeliveryRelayState {
     /// Sets the revision of each receiver to that of its connected gateway; 0 without one.
     fn revise(&self, sensor: &NamespacedName, directives: &mut SensorDirectives) {
         for receiver in directives.receivers.iter_mut().flatten() {
@@ -289,7 +289,7 @@ impl RelayTable {
 }
 
 fn authorized_session<'a>(
-    table: &'a mut RelayTable,
+    table: &'a mut DeliveryRelayState,
     pod: &PodIdentity,
 ) -> Result<&'a mut SensorPodSession, PodRefusal> {
     let entry = table.pods.get_mut(&pod.uid);

@@ -10,7 +10,7 @@ use crate::link::durations::{
 use crate::link::messages::PodReport;
 
 /// Longest name of a model in bytes: the 256 characters of a spec.
-const LONGEST_NAME: usize = 1024;
+const MAX_NAME: usize = 1024;
 
 /// The durations that a pod has reported last.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ impl ReportedDurations {
 fn first_models(said: Vec<CallDurations>) -> Vec<CallDurations> {
     let mut models: Vec<CallDurations> = Vec::new();
     for mut said in said.into_iter().take(MAX_MODELS) {
-        if said.model.len() <= LONGEST_NAME && models.iter().all(|model| model.model != said.model) {
+        if said.model.len() <= MAX_NAME && models.iter().all(|model| model.model != said.model) {
             bound(&mut said.counts, CALL_BOUNDS);
             models.push(said);
         }
@@ -238,7 +238,7 @@ mod tests {
         let (most, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
         let buckets = calls(&[("x", &most), ("y", &more)]);
         assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &most), ("y", &[])]));
-        let (name, longer) = ("n".repeat(LONGEST_NAME), "n".repeat(LONGEST_NAME + 1));
+        let (name, longer) = ("n".repeat(MAX_NAME), "n".repeat(MAX_NAME + 1));
         let names = calls(&[(&longer, &[1]), (&name, &[1])]);
         assert_eq!(new_calls(&mut reported, names), new(&[(&name, &[1])]));
         let (most, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);

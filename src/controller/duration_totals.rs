@@ -12,7 +12,7 @@ use strum::IntoEnumIterator as _;
 
 use crate::api::NamespacedName;
 use crate::link::durations::{
-    APPROVAL_BOUNDS, ApprovalDecision, ApprovalWaits, CALL_BOUNDS, DurationCounts, LONGEST_MEAN, TURN_BOUNDS, bucket_of,
+    APPROVAL_BOUNDS, ApprovalDecision, ApprovalWaits, CALL_BOUNDS, DurationCounts, MAX_MEAN, TURN_BOUNDS, bucket_of,
 };
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
@@ -31,7 +31,7 @@ const IDLE: SignedDuration = SignedDuration::from_mins(10);
 /// `model` label of all others.
 const OTHER_MODELS: &str = "other";
 /// Most durations that one report adds. A pod reports several times a minute.
-const MOST_COUNTED: u64 = 1_000_000;
+const MAX_COUNTED: u64 = 1_000_000;
 
 /// What the spec of an Agent says, for labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,8 +231,8 @@ impl DurationHistogram {
     /// Adds what a report has more. What no pod can have counted is not added.
     fn add(&mut self, growth: &DurationCounts, origin: &GrowthOrigin<'_>) {
         let count = growth.count();
-        let longest = count.saturating_mul(LONGEST_MEAN);
-        if count > MOST_COUNTED || growth.sum_microseconds > longest {
+        let longest = count.saturating_mul(MAX_MEAN);
+        if count > MAX_COUNTED || growth.sum_microseconds > longest {
             return;
         }
         for (bucket, more) in self.buckets.iter_mut().zip(&growth.buckets) {

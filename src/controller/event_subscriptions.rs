@@ -34,7 +34,7 @@ const FIRST_PAGE: Duration = Duration::from_secs(10);
 /// How long a reader may take nothing while the buffer is full.
 const STALLED: Duration = Duration::from_secs(30);
 /// Longest duration of a subscription. To continue, a reader must be authorized again.
-const LONGEST: Duration = Duration::from_hours(1);
+const MAX_SUBSCRIPTION: Duration = Duration::from_hours(1);
 
 /// The last message of a subscription that ends with its pod.
 const POD_GONE: &str = "the pod of this Agent was deleted or replaced; reconnect with the last id";
@@ -234,7 +234,7 @@ pub async fn subscribe(
         agent: agent.clone(),
         id,
     };
-    let deadline = Instant::now() + LONGEST;
+    let deadline = Instant::now() + MAX_SUBSCRIPTION;
     let first = timeout(FIRST_PAGE, pages.queue.recv()).await;
     let first = first.map_err(|_| unavailable("the pod of this Agent does not respond; retry"))?;
     let Some(first) = first else {

@@ -18,7 +18,7 @@ use crate::support::text::first_chars;
 /// here each answer keeps its own name, and people who answer at once do not replace each other's.
 pub const ANSWERS: &str = "agentloop.dev/answers";
 /// Longest annotation value that is kept, in characters.
-const LONGEST: usize = 256;
+const MAX_VALUE_CHARS: usize = 256;
 /// Most answers that are kept in [`ANSWERS`], those to open gates not counted.
 const MAX_PAST_ANSWERS: usize = 20;
 
@@ -53,7 +53,7 @@ impl RecordedAnswers {
     /// the newest ones.
     #[must_use]
     pub fn with(mut self, gate: &str, answer: RecordedAnswer, is_open: impl Fn(&str) -> bool) -> String {
-        let by = first_chars(&answer.by, LONGEST).to_owned();
+        let by = first_chars(&answer.by, MAX_VALUE_CHARS).to_owned();
         self.0.insert(gate.to_owned(), RecordedAnswer { by, ..answer });
         let past = self.0.iter().filter(|(id, _)| !is_open(id));
         let mut past: Vec<_> = past.map(|(id, answer)| (answer.at, id.clone())).collect();
@@ -109,7 +109,7 @@ fn own_answer(annotations: &BTreeMap<String, String>, id: &str, hash: &str) -> O
     if let Some(value) = denied {
         return Some(AnnotatedAnswer::Denied {
             by: None,
-            value: first_chars(value, LONGEST).to_owned(),
+            value: first_chars(value, MAX_VALUE_CHARS).to_owned(),
         });
     }
     let by = annotation(APPROVED_BY).map(str::trim).filter(|by| !by.is_empty())?;
@@ -117,7 +117,7 @@ fn own_answer(annotations: &BTreeMap<String, String>, id: &str, hash: &str) -> O
     tokens(APPROVE)
         .any(|token| token == value)
         .then(|| AnnotatedAnswer::Approved {
-            by: first_chars(by, LONGEST).to_owned(),
+            by: first_chars(by, MAX_VALUE_CHARS).to_owned(),
             value,
         })
 }
@@ -238,6 +238,6 @@ mod tests {
         let long = "n".repeat(300);
         let value = RecordedAnswers::default().with("g", recorded(GateVerdict::Approve, "ab", &long, 1), |_| true);
         let answers = RecordedAnswers::of(&[(ANSWERS.to_owned(), value)].into());
-        assert_eq!(answers.0["g"].by.len(), LONGEST);
+        assert_eq!(answers.0["g"].by.len(), MAX_VALUE_CHARS);
     }
 }

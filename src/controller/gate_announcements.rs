@@ -253,7 +253,7 @@ mod tests {
     const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
 
     /// A table with a clock that is moved by hand.
-    struct World {
+    struct AnnouncementHarness {
         table: GateAnnouncements,
         start: Instant,
         seconds: u64,
@@ -284,7 +284,7 @@ mod tests {
         .unwrap()
     }
 
-    impl World {
+    impl AnnouncementHarness {
         fn new() -> Self {
             Self {
                 table: GateAnnouncements::new(WAITS),
@@ -318,9 +318,9 @@ mod tests {
 
     #[test]
     fn an_opening_and_a_closing_are_announced_once_each_and_say_no_more_than_the_status() {
-        let mut world = World::new();
-        world.observe(&["g1"]);
-        let due = world.due(100).remove(0);
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1"]);
+        let due = harness.due(100).remove(0);
         assert_eq!((due.change, due.id.as_str()), (GateChange::Opened, "u-1_g1_opened"));
         let data = json!({
             "namespace": "a", "agent": "x", "uid": "u-1", "gate": "g1", "kind": "UnknownOutcome", "tool": "bank__pay",
@@ -331,124 +331,124 @@ mod tests {
             body,
             json!({"type": "agentloop.gate.opened", "timestamp": wall(0), "data": data})
         );
-        world.observe(&["g1"]);
-        assert_eq!(world.ids(), [""; 0], "an attempt is in progress");
-        world.finish("g1", true);
-        world.seconds = 600;
-        world.observe(&["g1"]);
-        assert_eq!(world.ids(), [""; 0]);
-        world.seconds = 700;
-        world.observe(&[]);
-        let due = world.due(100).remove(0);
+        harness.observe(&["g1"]);
+        assert_eq!(harness.ids(), [""; 0], "an attempt is in progress");
+        harness.finish("g1", true);
+        harness.seconds = 600;
+        harness.observe(&["g1"]);
+        assert_eq!(harness.ids(), [""; 0]);
+        harness.seconds = 700;
+        harness.observe(&[]);
+        let due = harness.due(100).remove(0);
         assert_eq!((due.change, due.id.as_str()), (GateChange::Closed, "u-1_g1_closed"));
         let body: Value = serde_json::from_str(&due.body).unwrap();
         assert_eq!(
             body,
             json!({"type": "agentloop.gate.closed", "timestamp": wall(700), "data": data})
         );
-        world.finish("g1", true);
-        world.observe(&[]);
-        assert_eq!((world.ids(), world.table.known.len()), (vec![], 0));
+        harness.finish("g1", true);
+        harness.observe(&[]);
+        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
     }
 
     #[test]
     fn attempts_that_fail_are_repeated_with_the_same_id_after_waits_that_grow_to_five_minutes() {
-        let mut world = World::new();
-        world.observe(&["g1"]);
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1"]);
         let mut waits = Vec::new();
         for attempt in 0..11 {
-            let due = world.due(100).remove(0);
+            let due = harness.due(100).remove(0);
             assert_eq!((due.id.as_str(), due.attempts), ("u-1_g1_opened", attempt));
-            world.finish("g1", false);
-            let failed = world.seconds;
-            while world.table.known.values().all(|gate| gate.due > Some(world.now())) {
-                assert_eq!(world.ids(), [""; 0]);
-                world.seconds += 1;
-                world.observe(&["g1"]);
+            harness.finish("g1", false);
+            let failed = harness.seconds;
+            while harness.table.known.values().all(|gate| gate.due > Some(harness.now())) {
+                assert_eq!(harness.ids(), [""; 0]);
+                harness.seconds += 1;
+                harness.observe(&["g1"]);
             }
-            waits.push(world.seconds - failed);
+            waits.push(harness.seconds - failed);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
     }
 
     #[test]
     fn a_gate_that_closes_before_anybody_was_told_is_not_announced_any_more() {
-        let mut world = World::new();
-        world.observe(&["g1", "g2"]);
-        assert_eq!(world.ids(), ["u-1_g1_opened", "u-1_g2_opened"]);
-        world.finish("g1", false);
-        world.observe(&[]);
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1", "g2"]);
+        assert_eq!(harness.ids(), ["u-1_g1_opened", "u-1_g2_opened"]);
+        harness.finish("g1", false);
+        harness.observe(&[]);
         // The attempt for g2 is in progress while it closes, and succeeds: its closing is announced.
-        world.finish("g2", true);
-        world.seconds = 60;
-        assert_eq!(world.ids(), ["u-1_g2_closed"]);
-        world.finish("g2", true);
-        assert_eq!(world.table.known.len(), 0);
+        harness.finish("g2", true);
+        harness.seconds = 60;
+        assert_eq!(harness.ids(), ["u-1_g2_closed"]);
+        harness.finish("g2", true);
+        assert_eq!(harness.table.known.len(), 0);
     }
 
     #[test]
     fn an_opening_is_announced_until_the_gate_expires() {
-        let mut world = World::new();
-        world.observe(&["g1"]);
-        assert_eq!(world.ids(), ["u-1_g1_opened"]);
-        world.finish("g1", false);
-        world.seconds = 3599;
-        world.observe(&["g1"]);
-        assert_eq!(world.ids(), ["u-1_g1_opened"]);
-        world.finish("g1", false);
-        world.seconds = 3601;
-        world.observe(&["g1"]);
-        assert_eq!((world.ids(), world.table.known.len()), (vec![], 0));
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1"]);
+        assert_eq!(harness.ids(), ["u-1_g1_opened"]);
+        harness.finish("g1", false);
+        harness.seconds = 3599;
+        harness.observe(&["g1"]);
+        assert_eq!(harness.ids(), ["u-1_g1_opened"]);
+        harness.finish("g1", false);
+        harness.seconds = 3601;
+        harness.observe(&["g1"]);
+        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
     }
 
     #[test]
     fn a_closing_is_announced_for_an_hour() {
-        let mut world = World::new();
-        world.observe(&["g1"]);
-        assert_eq!(world.ids().len(), 1);
-        world.finish("g1", true);
-        world.observe(&[]);
-        assert_eq!(world.ids(), ["u-1_g1_closed"]);
-        world.finish("g1", false);
-        world.seconds = 3599;
-        world.observe(&[]);
-        assert_eq!(world.ids(), ["u-1_g1_closed"]);
-        world.finish("g1", false);
-        world.seconds = 3602;
-        world.observe(&[]);
-        assert_eq!((world.ids(), world.table.known.len()), (vec![], 0));
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1"]);
+        assert_eq!(harness.ids().len(), 1);
+        harness.finish("g1", true);
+        harness.observe(&[]);
+        assert_eq!(harness.ids(), ["u-1_g1_closed"]);
+        harness.finish("g1", false);
+        harness.seconds = 3599;
+        harness.observe(&[]);
+        assert_eq!(harness.ids(), ["u-1_g1_closed"]);
+        harness.finish("g1", false);
+        harness.seconds = 3602;
+        harness.observe(&[]);
+        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
     }
 
     #[test]
     fn so_many_are_sent_at_once_and_the_others_in_the_order_in_which_they_are_due() {
-        let mut world = World::new();
-        world.observe(&["g1", "g2", "g3"]);
-        let first: Vec<_> = world.due(2).into_iter().map(|due| due.key.1).collect();
+        let mut harness = AnnouncementHarness::new();
+        harness.observe(&["g1", "g2", "g3"]);
+        let first: Vec<_> = harness.due(2).into_iter().map(|due| due.key.1).collect();
         assert_eq!(first, ["g1", "g2"]);
-        assert_eq!(world.due(0), []);
-        world.finish("g1", false);
-        world.finish("g2", true);
-        world.seconds = 5;
-        world.observe(&["g1", "g2", "g3", "g4"]);
-        let next: Vec<_> = world.due(100).into_iter().map(|due| due.key.1).collect();
+        assert_eq!(harness.due(0), []);
+        harness.finish("g1", false);
+        harness.finish("g2", true);
+        harness.seconds = 5;
+        harness.observe(&["g1", "g2", "g3", "g4"]);
+        let next: Vec<_> = harness.due(100).into_iter().map(|due| due.key.1).collect();
         assert_eq!(next, ["g3", "g1", "g4"]);
     }
 
     #[test]
     fn gates_beyond_the_limit_wait_until_others_close() {
-        let mut world = World::new();
+        let mut harness = AnnouncementHarness::new();
         let key = |number: usize| ("u-1".to_owned(), format!("g{number:05}"));
         let fact = open_gates(&agent(&["g"])).next().unwrap().1;
         let gates = |from: usize, to: usize| -> BTreeMap<GateKey, GateFacts> {
             (from..to).map(|number| (key(number), fact.clone())).collect()
         };
-        let (now, at) = (world.now(), wall(0));
-        world.table.observe(gates(0, MAX_KNOWN), now, at);
-        assert_eq!(world.table.known.len(), MAX_KNOWN);
-        world.table.observe(gates(0, MAX_KNOWN + 1), now, at);
-        assert!(!world.table.known.contains_key(&key(MAX_KNOWN)));
-        world.table.observe(gates(1, MAX_KNOWN + 1), now, at);
-        assert!(world.table.known.contains_key(&key(MAX_KNOWN)));
-        assert_eq!(world.table.known.len(), MAX_KNOWN);
+        let (now, at) = (harness.now(), wall(0));
+        harness.table.observe(gates(0, MAX_KNOWN), now, at);
+        assert_eq!(harness.table.known.len(), MAX_KNOWN);
+        harness.table.observe(gates(0, MAX_KNOWN + 1), now, at);
+        assert!(!harness.table.known.contains_key(&key(MAX_KNOWN)));
+        harness.table.observe(gates(1, MAX_KNOWN + 1), now, at);
+        assert!(harness.table.known.contains_key(&key(MAX_KNOWN)));
+        assert_eq!(harness.table.known.len(), MAX_KNOWN);
     }
 }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::runtime::WallClock;
 use crate::history::{HistoryAgent, HistoryError, HistoryStore, RowCounts, StoredBatch};
-use crate::link::history::{HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS};
+use crate::link::history::{HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS};
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::telemetry::metrics::Metrics;
 
@@ -94,11 +94,11 @@ impl HistoryReceiver {
         now: Timestamp,
     ) -> Result<HistoryAck, PodRefusal> {
         // With each changed step comes its execution.
-        let most = 2 * MOST_HISTORY_ROWS;
-        if batch.rows() > most || !(0..=MOST_CHANGE_NUMBER).contains(&batch.last) {
+        let most = 2 * MAX_HISTORY_ROWS;
+        if batch.rows() > most || !(0..=MAX_CHANGE_NUMBER).contains(&batch.last) {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,
-                message: format!("a batch has at most {most} rows, and numbers up to {MOST_CHANGE_NUMBER}"),
+                message: format!("a batch has at most {most} rows, and numbers up to {MAX_CHANGE_NUMBER}"),
             });
         }
         // One at a time: an Agent must not hold the connections that others wait for.

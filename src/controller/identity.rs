@@ -19,7 +19,7 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
-use super::review_limiter::ReviewLimiter;
+use super::review_limiter::{ReviewLimiter, TokenHash};
 use crate::api::LINK_AUDIENCE;
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
@@ -242,8 +242,6 @@ fn cannot_check() -> PodRefusal {
         message: "the token cannot be verified now; retry".into(),
     }
 }
-
-type TokenHash = [u8; 32];
 
 /// Cached results by token hash, each with its expiry. Two generations approximate LRU eviction: when the young one is
 /// full it becomes the old one, and the previous old one is dropped except for the entries used since.

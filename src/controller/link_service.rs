@@ -89,7 +89,7 @@ impl ControllerLink {
         if self.view()?.contains(&agent) {
             return Ok(agent);
         }
-        Err(no_longer(&agent))
+        Err(superseded_refusal(&agent))
     }
 
     /// Requests the pod of an Agent that was scaled to zero. Whether it has none, or one that is about to go.
@@ -359,7 +359,7 @@ impl LinkHandler for ControllerLink {
     }
 }
 
-fn no_longer(agent: &NamespacedName) -> PodRefusal {
+fn superseded_refusal(agent: &NamespacedName) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Unknown,
         message: format!("Agent {agent} does not exist"),

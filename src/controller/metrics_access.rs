@@ -29,18 +29,18 @@ use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for a reader that the API server authorized within [`STALE`], and that may read without an answer as well.
+/// The same for a reader that the API server authorized within [`STALE_ANSWER_LIFETIME`], and that may read without an answer as well.
 const RECHECK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most concurrent authorizations of unknown tokens, and of known ones; further ones wait.
 const MAX_QUESTIONS: usize = 4;
 /// How long an answer is kept.
-const KEPT: Duration = Duration::from_mins(1);
+const ANSWER_LIFETIME: Duration = Duration::from_mins(1);
 /// How long a reader that the API server authorized may read without another answer, while the API server is unreachable.
-const STALE: Duration = Duration::from_hours(1);
+const STALE_ANSWER_LIFETIME: Duration = Duration::from_hours(1);
 /// How long the API server counts as unreachable after a failed review: no reader waits for it again before.
 const UNREACHABLE: Duration = Duration::from_secs(10);
 /// How long an answer to a review of a known reader is still recorded, though the reader waits no longer.
-const LATE: Duration = UNREACHABLE;
+const LATE_REVIEW_TIMEOUT: Duration = UNREACHABLE;
 /// Most answers that are kept; beyond them, the oldest is dropped.
 const MAX_KEPT: usize = 256;
 
@@ -98,12 +98,12 @@ struct KnownAnswer {
 impl KnownAnswer {
     /// Whether the answer holds without another one.
     fn is_fresh(&self) -> bool {
-        self.since.elapsed() < KEPT
+        self.since.elapsed() < ANSWER_LIFETIME
     }
 
     /// Whether it allows to read while there is no other one.
     fn allows_stale(&self) -> bool {
-        self.answer.is_ok() && self.since.elapsed() < STALE
+        self.answer.is_ok() && self.since.elapsed() < STALE_ANSWER_LIFETIME
     }
 }
 
@@ -132,7 +132,7 @@ struct MetricsAuthorizer {
     tokens: Api<TokenReview>,
     rights: Api<SubjectAccessReview>,
     /// Limits the reviews of unknown tokens.
-    gate: ReviewLimiter,
+    review_limiter: ReviewLimiter,
     /// Limits those of known readers, which others must not keep out.
     rechecks: Arc<Semaphore>,
     known: Mutex<HashMap<TokenHash, KnownAnswer>>,
@@ -184,7 +184,7 @@ impl MetricsAuthorizer {
         Self {
             tokens: Api::all(client.clone()),
             rights: Api::all(client),
-            gate: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
+            review_limiter: ReviewLimiter::new(MAX_QUESTIONS).with_shared_room(SHARED_ROOM),
             rechecks: Arc::new(Semaphore::new(MAX_QUESTIONS)),
             known: Mutex::default(),
             rejected: RejectedTokens::default(),
@@ -237,7 +237,7 @@ impl MetricsAuthorizer {
         let (authorizer, token) = (self.clone(), token.to_owned());
         let review = tokio::spawn(async move {
             let _permit = permit;
-            let answer = timeout(LATE, authorizer.review(&token, key)).await;
+            let answer = timeout(LATE_REVIEW_TIMEOUT, authorizer.review(&token, key)).await;
             answer.unwrap_or(Err(ReviewFailure::Unreachable))
         });
         review.await.unwrap_or(Err(ReviewFailure::Unreachable))
@@ -252,7 +252,7 @@ impl MetricsAuthorizer {
             return Err(rejection());
         }
         let review = async {
-            let _pass = self.gate.acquire(address).await.ok_or_else(|| {
+            let _pass = self.review_limiter.acquire(address).await.ok_or_else(|| {
                 ScrapeRefusal::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "too many tokens from this address are pending or invalid; retry in a few seconds",
@@ -261,7 +261,7 @@ impl MetricsAuthorizer {
             let answer = self.review(token, key).await;
             let answer = answer.unwrap_or_else(|_| Err(ScrapeRefusal::unverified()));
             if answer == Err(rejection()) {
-                self.gate.record_failure(address);
+                self.review_limiter.record_failure(address);
             }
             answer
         };

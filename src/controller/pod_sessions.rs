@@ -53,7 +53,7 @@ struct PodSession {
 }
 
 #[derive(Default)]
-struct SessionTable {
+struct PodSessionTable {
     entries: HashMap<NamespacedName, PodSession>,
     /// The [`BudgetTerms`] of each Agent, whether it has a pod or not.
     limits: HashMap<NamespacedName, BudgetTerms>,
@@ -71,7 +71,7 @@ struct SessionTable {
 }
 
 pub struct PodSessions {
-    table: Mutex<SessionTable>,
+    table: Mutex<PodSessionTable>,
     changed: mpsc::UnboundedSender<NamespacedName>,
     /// Whether pods upload their histories.
     stores_history: bool,
@@ -424,12 +424,12 @@ impl PodSessions {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, SessionTable> {
+    fn lock(&self) -> MutexGuard<'_, PodSessionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl SessionTable {
+impl PodSessionTable {
     /// Whether one more subscription to an Agent of this namespace has a place. If all are taken, the namespace that has the most
     /// loses its oldest one, provided that it has more than this one also with the new one: so no tenant can hold all places, and
     /// two never take them from each other in turn.

@@ -21,11 +21,11 @@ use crate::support::random::random_hex;
 /// Tasks on their way to one gateway; further ones are refused.
 const QUEUE: usize = 16;
 /// Requests for one Agent that wait for its pod or a receipt; further ones are refused.
-const MOST_WAITING: usize = 64;
+const MAX_WAITING: usize = 64;
 /// The same for the Agents of one namespace.
-const MOST_OF_NAMESPACE: usize = 128;
+const MAX_OF_NAMESPACE: usize = 128;
 /// The same for all Agents.
-const MOST_OF_ALL: usize = 512;
+const MAX_OF_ALL: usize = 512;
 
 /// A request that waits for the receipt of its task.
 struct WaitingRequest {
@@ -36,7 +36,7 @@ struct WaitingRequest {
 }
 
 #[derive(Default)]
-struct RelayTable {
+struct TaskRelayState {
     /// The connected gateways.
     gateways: HashMap<NamespacedName, mpsc::Sender<RequestedTask>>,
     waiting: Vec<WaitingRequest>,
@@ -64,7 +64,7 @@ impl Drop for RequestPlace<'_> {
 
 /// Relays requested tasks and their receipts between clients and gateways.
 pub struct TaskRelay {
-    table: Mutex<RelayTable>,
+    table: Mutex<TaskRelayState>,
     wait: Duration,
     /// A gateway has connected.
     connected: Notify,
@@ -100,15 +100,15 @@ impl TaskRelay {
             let places = table.places.iter().filter(|(agent, _)| of(agent));
             places.map(|(_, places)| places).sum()
         };
-        if taken(&|other| other == agent) >= MOST_WAITING {
+        if taken(&|other| other == agent) >= MAX_WAITING {
             return Err(unavailable("too many requests for this Agent at a time; retry"));
         }
-        if taken(&|other| other.namespace == agent.namespace) >= MOST_OF_NAMESPACE {
+        if taken(&|other| other.namespace == agent.namespace) >= MAX_OF_NAMESPACE {
             return Err(unavailable(
                 "too many requests for Agents of this namespace at a time; retry",
             ));
         }
-        if taken(&|_| true) >= MOST_OF_ALL {
+        if taken(&|_| true) >= MAX_OF_ALL {
             return Err(unavailable("too many requests for Agents at a time; retry"));
         }
         *table.places.entry(agent.clone()).or_default() += 1;
@@ -219,7 +219,7 @@ impl TaskRelay {
         Ok(receipt)
     }
 
-    fn lock(&self) -> MutexGuard<'_, RelayTable> {
+    fn lock(&self) -> MutexGuard<'_, TaskRelayState> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -394,16 +394,16 @@ mod tests {
         let fill = |agent: &NamespacedName, most: usize| -> Vec<_> {
             (0..most).map(|_| relay.admit(agent).unwrap()).collect()
         };
-        let mut of_one = fill(&agent("one"), MOST_WAITING);
+        let mut of_one = fill(&agent("one"), MAX_WAITING);
         refused(&agent("one"), "this Agent");
         of_one.pop();
         of_one.push(relay.admit(&agent("one")).unwrap());
-        let mut held = vec![of_one, fill(&agent("two"), MOST_OF_NAMESPACE - MOST_WAITING)];
+        let mut held = vec![of_one, fill(&agent("two"), MAX_OF_NAMESPACE - MAX_WAITING)];
         refused(&agent("three"), "this namespace");
-        for number in 1..MOST_OF_ALL / MOST_OF_NAMESPACE {
+        for number in 1..MAX_OF_ALL / MAX_OF_NAMESPACE {
             for name in ["one", "two"] {
                 let agent = NamespacedName::new(format!("ns-{number}"), name);
-                held.push(fill(&agent, MOST_WAITING));
+                held.push(fill(&agent, MAX_WAITING));
             }
         }
         let other = NamespacedName::new("other", "one");

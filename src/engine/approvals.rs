@@ -99,7 +99,7 @@ impl From<&RunGate> for GateTerms {
 
 /// A person's answer to a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GateAnswer {
+pub struct EngineGateAnswer {
     /// Id of the gate.
     pub gate: String,
     /// Hash of the arguments that the person saw, or of the definitions.
@@ -143,8 +143,8 @@ impl Engine {
     }
 
     /// A person answered a gate. An answer to a gate that is not open, or with the hash of other arguments, has no effect.
-    pub(crate) fn gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
-        if let Some(run) = self.state.deferred.asked(&answer.gate, &answer.arguments) {
+    pub(crate) fn gate_answered(&mut self, answer: &EngineGateAnswer, out: &mut EffectBuffer) {
+        if let Some(run) = self.state.deferred.find_gated(&answer.gate, &answer.arguments) {
             self.answer_deferred(run, answer, out);
             return;
         }
@@ -337,7 +337,7 @@ impl Engine {
     }
 }
 
-impl GateAnswer {
+impl EngineGateAnswer {
     /// How it closes its gate.
     pub(crate) fn how(&self) -> String {
         match (&self.by, self.approved) {

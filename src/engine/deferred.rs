@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::approvals::{self, GATE_REASONS, GateAnswer, RunApproval, RunGate, denied_by_person, expired_gate};
+use super::approvals::{self, EngineGateAnswer, GATE_REASONS, RunApproval, RunGate, denied_by_person, expired_gate};
 use super::effects::EffectBuffer;
 use super::guardrails::EndedToolRun;
 use super::machine::Engine;
@@ -22,7 +22,7 @@ use super::notifications::{Notification, NotificationOrigin, NotificationPriorit
 use super::tool::{ResultArtifacts, ToolOutcome, ToolRunId};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::tools::batch::{ToolBatch, ToolRunPlan, ToolSlot};
-use super::tools::expiry::{LONGEST_PAUSE, asked_before, expired};
+use super::tools::expiry::{MAX_PAUSE, expired, expired_text};
 use super::tools::results::{render_outcome, shortened};
 use super::tools::{MAX_TRIES, plan_line};
 use super::untrusted::server_source;
@@ -30,14 +30,14 @@ use super::{OutcomeKind, RecordKind, time_math};
 use agentloop_api::status::GateKind;
 
 /// Most deferred calls. With more, the loop waits.
-pub const MOST_DEFERRED: usize = 8;
+pub const MAX_DEFERRED: usize = 8;
 /// Most bytes of the arguments of all deferred calls, since they are written with each step of the loop.
-pub const MOST_DEFERRED_BYTES: usize = 64 * 1024;
+pub const MAX_DEFERRED_BYTES: usize = 64 * 1024;
 
 /// Maximum bytes of a result in the notification. A longer one is stored as an artifact.
-const MOST_TOLD: usize = 1536;
+const MAX_TOLD: usize = 1536;
 /// Maximum bytes of the arguments in the notification, which identify the call.
-const MOST_TOLD_ARGUMENTS: usize = 256;
+const MAX_TOLD_ARGUMENTS: usize = 256;
 
 /// The deferred calls, oldest first.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -69,7 +69,7 @@ impl DeferredCalls {
     }
 
     /// The call with this open gate, for these arguments.
-    pub fn asked(&self, gate: &str, arguments: &str) -> Option<ToolRunId> {
+    pub fn find_gated(&self, gate: &str, arguments: &str) -> Option<ToolRunId> {
         let mut calls = self.calls.iter();
         let asked = calls.find(|call| call.plan.is_asked(gate, arguments))?;
         Some(asked.run)
@@ -83,7 +83,7 @@ impl DeferredCalls {
 
     fn has_room_for(&self, wanted: &ToolCall) -> bool {
         let bytes: usize = self.calls.iter().map(|call| call.wanted.arguments.len()).sum();
-        self.calls.len() < MOST_DEFERRED && bytes.saturating_add(wanted.arguments.len()) <= MOST_DEFERRED_BYTES
+        self.calls.len() < MAX_DEFERRED && bytes.saturating_add(wanted.arguments.len()) <= MAX_DEFERRED_BYTES
     }
 
     fn find_mut(&mut self, run: ToolRunId) -> Option<&mut DeferredCall> {
@@ -178,7 +178,7 @@ impl Engine {
     }
 
     /// A person answered the gate of a deferred call.
-    pub(crate) fn answer_deferred(&mut self, run: ToolRunId, answer: &GateAnswer, out: &mut EffectBuffer) {
+    pub(crate) fn answer_deferred(&mut self, run: ToolRunId, answer: &EngineGateAnswer, out: &mut EffectBuffer) {
         let how = answer.how();
         if answer.approved {
             self.close_deferred_gate(run, &how, out);
@@ -251,8 +251,8 @@ impl Engine {
                 continue;
             };
             let held = out.now.duration_since(at);
-            if held > LONGEST_PAUSE {
-                self.outdate_deferred(run, &asked_before(held), out);
+            if held > MAX_PAUSE {
+                self.outdate_deferred(run, &expired_text(held), out);
                 continue;
             }
             let acts = !call.plan.only_looks();
@@ -300,9 +300,9 @@ impl Engine {
         let plan = call.plan.clone();
         if !plan.only_looks() {
             // Not only once it has ended: the judge of a check may answer before. Commands wait for its end.
-            self.ask_mode(out.now, |mode, context| mode.world_changes(context));
+            self.ask_mode(out.now, |mode, context| mode.environment_changed(context));
         }
-        self.start_run(plan.run(run, arguments, MOST_TOLD), &plan, is_new, out);
+        self.start_run(plan.run(run, arguments, MAX_TOLD), &plan, is_new, out);
     }
 
     /// Whether a deferred run is under way, beside which no other is sent.
@@ -326,8 +326,8 @@ impl Engine {
         let Some(call) = self.state.deferred.find(run).cloned() else {
             return;
         };
-        let (kind, text) = render_outcome(outcome, &call.plan, MOST_TOLD, &mut artifacts);
-        if kind == OutcomeKind::Unknown && call.plan.asks() && call.plan.tries < MAX_TRIES {
+        let (kind, text) = render_outcome(outcome, &call.plan, MAX_TOLD, &mut artifacts);
+        if kind == OutcomeKind::Unknown && call.plan.needs_decision_after_unknown() && call.plan.tries < MAX_TRIES {
             let note = "will be repeated if approved";
             out.record(plan_line(RecordKind::ToolOutcome, run, note, &call.plan, Some(kind)));
             if let Some(call) = self.state.deferred.find_mut(run) {
@@ -354,7 +354,7 @@ impl Engine {
     fn tell_end(&mut self, call: &DeferredCall, text: &str, out: &mut EffectBuffer) {
         self.state.deferred.calls.retain(|other| other.run != call.run);
         let tool = &call.wanted.name;
-        let arguments = shortened(call.wanted.arguments.clone(), MOST_TOLD_ARGUMENTS, None);
+        let arguments = shortened(call.wanted.arguments.clone(), MAX_TOLD_ARGUMENTS, None);
         let notification = Notification {
             id: format!("deferred/{}/{}", self.state.life.epoch(), call.run),
             source: server_source(tool),

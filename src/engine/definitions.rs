@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::RecordKind;
-use crate::approvals::{GateAnswer, GateTerms, OpenGate};
+use crate::approvals::{EngineGateAnswer, GateTerms, OpenGate};
 use crate::definition_parts::DefinitionParts;
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
@@ -321,7 +321,7 @@ impl Engine {
     }
 
     /// A person answered a gate. Without effect if it is not an open gate for definitions, or with another hash.
-    pub(crate) fn definition_gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
+    pub(crate) fn definition_gate_answered(&mut self, answer: &EngineGateAnswer, out: &mut EffectBuffer) {
         let asked = |gate: &DefinitionGate| gate.id == answer.gate && gate.hash() == answer.arguments;
         let mut gates = self.state.definitions.gates();
         let Some(name) = gates.find(|(_, gate)| asked(gate)).map(|(name, _)| name.clone()) else {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::approvals::GateAnswer;
+use super::approvals::EngineGateAnswer;
 use super::budget::BudgetState;
 #[cfg(doc)]
 use super::effect::EngineEffect;
@@ -97,7 +97,7 @@ pub enum EngineInput {
         token: String,
     },
     /// A person answered a gate. Has no effect if the gate is not open.
-    GateAnswered(GateAnswer),
+    GateAnswered(EngineGateAnswer),
     /// The limits on calls may have changed. A level: repeats have no effect.
     BudgetChanged { budget: BudgetState },
     /// No contact with the controller for half the run lease: no tool with side effects starts.

@@ -73,7 +73,7 @@ impl Engine {
     /// The clock was set back: the wait is not longer than it can be from now on.
     pub(super) fn limit_light_wait(&mut self, now: Timestamp) {
         if let Some(outage) = &mut self.state.light_model {
-            outage.until = outage.until.min(time_math::after(now, retry::LONGEST_RETRY_AFTER));
+            outage.until = outage.until.min(time_math::after(now, retry::MAX_RETRY_AFTER));
         }
     }
 

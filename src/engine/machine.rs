@@ -281,7 +281,7 @@ impl Engine {
             mode.started(restarted, context);
             if !same_pod {
                 // The files of a workspace without a volume are lost with the pod.
-                mode.world_changes(context);
+                mode.environment_changed(context);
             }
         });
         self.record_validation(out);

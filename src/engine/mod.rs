@@ -64,7 +64,7 @@ mod untrusted;
 mod view;
 mod wake;
 
-pub use approvals::{GateAnswer, GateTerms, OpenGate};
+pub use approvals::{EngineGateAnswer, GateTerms, OpenGate};
 pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
 pub use effect::EngineEffect;
@@ -76,4 +76,4 @@ pub use pauses::budget;
 pub use purpose::CallPurpose;
 pub use record::{JournalRecord, OutcomeKind, RecordDetail, RecordKind, RecordedUsage, ToolLine};
 pub use stop_requests::OpenRequests;
-pub use untrusted::UntrustedContent;
+pub use untrusted::UntrustedSource;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-use super::approvals::{GateAnswer, OpenGate, RunGate, pause_reason};
+use super::approvals::{EngineGateAnswer, OpenGate, RunGate, pause_reason};
 use super::effects::{EffectBuffer, answer_line, journal_line};
 use super::machine::Engine;
 use super::message::{FinishReason, ModelAnswer, ToolCall};
@@ -32,10 +32,10 @@ const GATE: &str = "goal";
 const UNREADABLE: &str = "Unreadable";
 const OUTDATED: &str = "Outdated";
 /// How often in a row a check whose tool cannot be reached is tried again, before it counts as one without an answer.
-pub const MOST_CHECK_RETRIES: u32 = 5;
+pub const MAX_CHECK_RETRIES: u32 = 5;
 /// The first wait for such a tool; each further one doubles it.
 const FIRST_CHECK_WAIT: SignedDuration = SignedDuration::from_secs(15);
-const LONGEST_CHECK_WAIT: SignedDuration = SignedDuration::from_mins(5);
+const MAX_CHECK_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
 /// What is requested now.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -161,10 +161,10 @@ impl Engine {
     /// The tool of the check could not be reached. Whether the check is tried again, later; otherwise that was tried often enough.
     fn retry_check(&mut self, now: Timestamp) -> bool {
         let requests = &mut self.state.requests;
-        if requests.check_failures >= MOST_CHECK_RETRIES {
+        if requests.check_failures >= MAX_CHECK_RETRIES {
             return false;
         }
-        let wait = time_math::doubled(FIRST_CHECK_WAIT, requests.check_failures, LONGEST_CHECK_WAIT);
+        let wait = time_math::doubled(FIRST_CHECK_WAIT, requests.check_failures, MAX_CHECK_WAIT);
         requests.check_failures += 1;
         requests.check_at = Some(time_math::after(now, wait));
         requests.lets_request_in = true;
@@ -459,7 +459,7 @@ impl Engine {
     }
 
     /// A person answered a gate. Without effect if it is not this one, or with another hash.
-    pub(super) fn mode_gate_answered(&mut self, answer: &GateAnswer, out: &mut EffectBuffer) {
+    pub(super) fn mode_gate_answered(&mut self, answer: &EngineGateAnswer, out: &mut EffectBuffer) {
         let asked = |open: &RequestedGate| open.gate.id == answer.gate && open.arguments == answer.arguments;
         if self.state.requests.gate.as_ref().is_some_and(asked) {
             self.mode_gate_ended(answer.approved, &answer.how(), out);

@@ -59,7 +59,7 @@ pub enum CallStep {
 
 /// A call that is due or open.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-struct ModelCall {
+struct PlannedCall {
     /// The attempt last sent; attempt 0 if there was none.
     id: CallId,
     task: CallTask,
@@ -82,7 +82,7 @@ pub struct FailedAttempt {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
 pub struct CallSlot {
-    current: Option<ModelCall>,
+    current: Option<PlannedCall>,
     /// Calls that were sent before the agent's next own turn. They share the call number 0, so each is an attempt of it.
     before_turn: u32,
 }
@@ -118,7 +118,7 @@ impl CallSlot {
 
     /// The turn makes its next call, the `number`-th from 1.
     pub fn plan(&mut self, turn: i64, number: u32, now: Timestamp) {
-        self.current = Some(ModelCall {
+        self.current = Some(PlannedCall {
             id: CallId {
                 member: ids::MAIN,
                 turn,
@@ -141,7 +141,7 @@ impl CallSlot {
 
     /// A call before the turn of this number, to be sent at once.
     pub fn plan_before(&mut self, turn: i64, task: CallTask, now: Timestamp) {
-        self.current = Some(ModelCall {
+        self.current = Some(PlannedCall {
             id: CallId {
                 member: ids::MAIN,
                 turn,

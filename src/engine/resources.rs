@@ -14,7 +14,7 @@ use agentloop_api::agent::{LimitedResource, RateLimit};
 /// Pieces of a window.
 const PIECES: i64 = 60;
 /// Milliseconds of the shortest piece.
-const SHORTEST_PIECE: i64 = 50;
+const MIN_PIECE: i64 = 50;
 
 /// A limit on one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl ResourceLimit {
             return 1;
         }
         // Rounded up, so that there are at most PIECES.
-        (self.window() + PIECES - 1).div_euclid(PIECES).max(SHORTEST_PIECE)
+        (self.window() + PIECES - 1).div_euclid(PIECES).max(MIN_PIECE)
     }
 
     /// The last millisecond of the current piece.

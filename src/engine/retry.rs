@@ -16,15 +16,15 @@ pub const QUICK_ATTEMPTS: u32 = 5;
 /// A wait longer than this is shown as a pause.
 pub const LONG_WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// The longest wait that a server can request.
-pub const LONGEST_RETRY_AFTER: SignedDuration = SignedDuration::from_mins(15);
+pub const MAX_RETRY_AFTER: SignedDuration = SignedDuration::from_mins(15);
 /// How long a call waits if the gateway reports a lost link before the worker has noticed.
 pub const LINK_PROBE: SignedDuration = SignedDuration::from_secs(10);
 const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(1);
-const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(60);
+const MAX_WAIT: SignedDuration = SignedDuration::from_secs(60);
 /// The first wait for an unreachable server; each further one doubles it.
 const FIRST_OUTAGE_WAIT: SignedDuration = SignedDuration::from_secs(15);
 /// The longest wait for an unreachable server.
-const LONGEST_OUTAGE_WAIT: SignedDuration = SignedDuration::from_mins(5);
+const MAX_OUTAGE_WAIT: SignedDuration = SignedDuration::from_mins(5);
 /// Between two attempts with a key or an account that a person has to fix.
 pub const PERSON_WAIT: SignedDuration = SignedDuration::from_secs(60);
 
@@ -57,7 +57,7 @@ pub fn decide(failure: &CallFailure, call: CallId, failures: u32, now: Timestamp
             let own = if away {
                 outage_wait(call, failures - QUICK_ATTEMPTS, now)
             } else {
-                let longest = time_math::doubled(FIRST_WAIT, failures.saturating_sub(1), LONGEST_WAIT);
+                let longest = time_math::doubled(FIRST_WAIT, failures.saturating_sub(1), MAX_WAIT);
                 up_to(longest, call, now)
             };
             let wait = own.max(asked);
@@ -73,7 +73,7 @@ pub fn decide(failure: &CallFailure, call: CallId, failures: u32, now: Timestamp
 /// The wait before the attempt after `pauses` earlier ones in the same outage: between half of the doubled wait and all
 /// of it.
 fn outage_wait(call: CallId, pauses: u32, now: Timestamp) -> SignedDuration {
-    let half = time_math::doubled(FIRST_OUTAGE_WAIT, pauses, LONGEST_OUTAGE_WAIT) / 2;
+    let half = time_math::doubled(FIRST_OUTAGE_WAIT, pauses, MAX_OUTAGE_WAIT) / 2;
     half + up_to(half, call, now)
 }
 
@@ -82,7 +82,7 @@ pub fn retry_after(failure: &CallFailure) -> SignedDuration {
     failure
         .retry_after_milliseconds
         .map_or(SignedDuration::ZERO, |milliseconds| {
-            SignedDuration::from_millis(i64::try_from(milliseconds).unwrap_or(i64::MAX)).min(LONGEST_RETRY_AFTER)
+            SignedDuration::from_millis(i64::try_from(milliseconds).unwrap_or(i64::MAX)).min(MAX_RETRY_AFTER)
         })
 }
 

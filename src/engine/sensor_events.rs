@@ -31,14 +31,14 @@ pub struct SensedEvent {
     /// Fields of the hot state and their new values. Each is accepted or refused separately.
     pub updates: Vec<(String, Value)>,
     /// The notifications for the model.
-    pub notices: Vec<SensedNotice>,
+    pub notices: Vec<SensedNotification>,
     /// Names of events that `wake_early_if` can contain.
     pub wakes: Vec<String>,
 }
 
 /// A notification of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SensedNotice {
+pub struct SensedNotification {
     /// Its event, such as `sensor/prices`.
     pub source: String,
     /// How urgent it is.
@@ -91,7 +91,7 @@ impl Engine {
         for (field, value) in event.updates {
             self.write_field(&field, value, at, Some(format!("{SENSOR}/{}", event.sensor)), out);
         }
-        let told: Vec<String> = event.notices.iter().map(|notice| notice.source.clone()).collect();
+        let notified_sources: Vec<String> = event.notices.iter().map(|notice| notice.source.clone()).collect();
         for (place, notice) in event.notices.into_iter().enumerate() {
             if notice.is_task && self.runs_tasks() {
                 let offer = TaskOffer {
@@ -116,7 +116,7 @@ impl Engine {
             };
             self.receive_notification(&notification, NotificationOrigin::Sensor, out);
         }
-        for name in event.wakes.iter().filter(|name| !told.contains(name)) {
+        for name in event.wakes.iter().filter(|name| !notified_sources.contains(name)) {
             self.wake_on_event(name, out);
         }
     }

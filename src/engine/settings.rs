@@ -69,10 +69,10 @@ impl TryFrom<&AgentSpec> for ModeSettings {
                 if let Some(schema) = &response_schema {
                     json_schema::check(schema).map_err(SettingsError::ResponseSchema)?;
                 }
-                let is_told = spec.model.structured_output == StructuredOutput::Always;
-                let told = response_schema.as_ref().filter(|_| is_told);
+                let is_sent = spec.model.structured_output == StructuredOutput::Always;
+                let sent_schema = response_schema.as_ref().filter(|_| is_sent);
                 Ok(Self::Task(TaskSettings {
-                    answer_schema: told
+                    answer_schema: sent_schema
                         .and_then(|schema| AnswerSchema::new("response", schema))
                         .map(Arc::new),
                     prompt: task.prompt,
@@ -170,12 +170,12 @@ impl EngineSettings {
 
     /// The schema of the answer to a question without tools, as sent to the server; `None`: none is sent.
     pub(super) fn question_schema(&self, purpose: CallPurpose) -> Option<Arc<AnswerSchema>> {
-        let told = if purpose.uses_light_model() {
+        let structured_output = if purpose.uses_light_model() {
             self.light_structured_output
         } else {
             self.structured_output
         };
-        AnswerSchema::of_question(purpose).filter(|_| !told.is_disabled())
+        AnswerSchema::of_question(purpose).filter(|_| !structured_output.is_disabled())
     }
 
     /// The limit of actions per minute.

@@ -18,7 +18,7 @@ use super::tools::batch::ToolRunPlan;
 
 /// The untrusted content of a conversation.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct UntrustedContent {
+pub struct UntrustedSource {
     /// When the first of it came into the conversation.
     pub since: Timestamp,
     /// Its source: `server/<name>`, or the event of a Sensor, such as `sensor/prices`.
@@ -33,16 +33,16 @@ pub struct UntrustedContent {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct ContentTrust {
-    untrusted: Option<UntrustedContent>,
+    untrusted: Option<UntrustedSource>,
 }
 
 impl ContentTrust {
-    pub fn untrusted(&self) -> Option<&UntrustedContent> {
+    pub fn untrusted(&self) -> Option<&UntrustedSource> {
         self.untrusted.as_ref()
     }
 
     /// The untrusted content that the model had been shown when the transcript had `messages` messages.
-    pub fn untrusted_before(&self, messages: usize) -> Option<&UntrustedContent> {
+    pub fn untrusted_before(&self, messages: usize) -> Option<&UntrustedSource> {
         self.untrusted().filter(|content| content.after < messages)
     }
 
@@ -52,7 +52,7 @@ impl ContentTrust {
         match &mut self.untrusted {
             Some(known) => known.after = known.after.min(after),
             None => {
-                self.untrusted = Some(UntrustedContent {
+                self.untrusted = Some(UntrustedSource {
                     since: at,
                     source,
                     after,

@@ -10,7 +10,7 @@ use super::modes::GoalView;
 use super::resources::ResourceWait;
 use super::snapshot::ChosenSleep;
 use super::tasks::EndedTask;
-use super::untrusted::UntrustedContent;
+use super::untrusted::UntrustedSource;
 use super::{EngineEffect, RecordKind};
 use agentloop_api::condition::LoopSign;
 use agentloop_api::failure::CallFailure;
@@ -49,7 +49,7 @@ pub struct LoopView {
     /// Tasks that wait.
     pub waiting_tasks: usize,
     /// The untrusted content of the conversation.
-    pub untrusted: Option<UntrustedContent>,
+    pub untrusted: Option<UntrustedSource>,
     /// The repetition that the loop is in.
     pub detected: Option<DetectedRepetition>,
     /// The progress of a loop in mode `Goal`.

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::store::{ModelCall, ModelNames};
+use super::store::{ModelNames, StoredCallKey};
 use crate::link::durations::{CALL_BOUNDS, CallDurations};
 use crate::otlp::turn_of;
 
@@ -26,7 +26,7 @@ impl CallTimes {
     }
 
     /// A call was answered, this long after it was sent.
-    pub fn answered(&self, call: ModelCall, took: Duration) {
+    pub fn answered(&self, call: StoredCallKey, took: Duration) {
         let turn = turn_of(&call.id.to_string()).unwrap_or_default();
         let name = self.names.of(call.purpose);
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,8 +50,8 @@ mod tests {
     use super::*;
     use crate::engine::CallPurpose;
 
-    fn call(id: &str, purpose: CallPurpose) -> ModelCall {
-        ModelCall {
+    fn call(id: &str, purpose: CallPurpose) -> StoredCallKey {
+        StoredCallKey {
             id: id.parse().unwrap(),
             purpose,
         }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use reqwest::Url;
 
 use super::in_flight::InFlightCall;
-use super::store::{CallUsage, ModelCall};
+use super::store::{CallUsage, StoredCallKey};
 use crate::api::agent::ModelSpec;
 use crate::api::failure::CallFailure;
 use crate::ledger::bound::CallBill;
@@ -15,7 +15,7 @@ use crate::support::text::first_chars;
 use crate::telemetry::agent_spans;
 
 /// Longest name of a model that a server gives.
-const MOST_NAME: usize = 200;
+const MAX_NAME: usize = 200;
 
 /// Makes the spans of one Agent's calls.
 pub struct CallSpans {
@@ -78,7 +78,7 @@ impl CallSpans {
     }
 
     /// A call that began at `from` has ended.
-    pub fn ended(&self, call: ModelCall, from: Timestamp, flight: &InFlightCall, failure: Option<&CallFailure>) {
+    pub fn ended(&self, call: StoredCallKey, from: Timestamp, flight: &InFlightCall, failure: Option<&CallFailure>) {
         if !self.sink.is_on() {
             return;
         }
@@ -94,7 +94,7 @@ impl CallSpans {
             purpose: call.purpose.as_ref(),
             provider: model.provider,
             model: &model.name,
-            answered: first_chars(&answered, MOST_NAME),
+            answered: first_chars(&answered, MAX_NAME),
             server: model.server.clone(),
             time: (from, Timestamp::now()),
             usage,

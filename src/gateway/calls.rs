@@ -17,7 +17,7 @@ use super::call_durations::CallTimes;
 use super::call_spans::CallSpans;
 use super::in_flight::InFlightCall;
 use super::link_state::{LinkRefusal, LinkState};
-use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, ModelCall, RecordedCall};
+use super::store::{CallEnd, CallSettlement, CallStore, CallStoreError, CallUsage, RecordedCall, StoredCallKey};
 use super::upstream::{AnswerTail, ModelUpstream, ModelUpstreams, PreparedRequest};
 use crate::api::failure::{CallFailure, FailureKind, ModelEvidence};
 use crate::engine::CallId;
@@ -101,7 +101,7 @@ impl ModelCalls {
     }
 
     /// Starts a call, or joins an earlier request for the same call.
-    pub fn submit(self: &Arc<Self>, call: ModelCall, body: &[u8]) -> CallReply {
+    pub fn submit(self: &Arc<Self>, call: StoredCallKey, body: &[u8]) -> CallReply {
         // The lock is held until the call is in the table or is rejected, so that of two concurrent requests the second
         // joins the first.
         let mut flights = self.flights();
@@ -125,7 +125,7 @@ impl ModelCalls {
 
     fn begin(
         self: &Arc<Self>,
-        call: ModelCall,
+        call: StoredCallKey,
         body: &[u8],
         flights: &mut HashMap<CallId, Arc<InFlightCall>>,
     ) -> Result<CallReply, CallFailure> {
@@ -149,7 +149,7 @@ impl ModelCalls {
         Ok(CallReply::Live(flight))
     }
 
-    async fn run_call(self: Arc<Self>, call: ModelCall, mut request: PreparedRequest, flight: Arc<InFlightCall>) {
+    async fn run_call(self: Arc<Self>, call: StoredCallKey, mut request: PreparedRequest, flight: Arc<InFlightCall>) {
         let _busy = self.budget.track_call();
         let from = Timestamp::now();
         let paid = tokio::select! {
@@ -172,7 +172,7 @@ impl ModelCalls {
 
     async fn run(
         &self,
-        call: ModelCall,
+        call: StoredCallKey,
         request: PreparedRequest,
         flight: &InFlightCall,
     ) -> Result<AnswerTail, CallFailure> {
@@ -182,7 +182,7 @@ impl ModelCalls {
     /// Sends the call and settles it. Returns the [`CallFailure`] if there is no answer.
     async fn send_and_settle(
         &self,
-        call: ModelCall,
+        call: StoredCallKey,
         request: PreparedRequest,
         hold: CallReservation,
         flight: &InFlightCall,
@@ -325,7 +325,7 @@ impl ModelCalls {
     }
 
     /// Publishes the end of a call. Ends that show nothing about `spec.model` leave its state unchanged.
-    fn note_end(&self, call: ModelCall, failure: Option<&CallFailure>) {
+    fn note_end(&self, call: StoredCallKey, failure: Option<&CallFailure>) {
         // An answer that was billed above its bound does not count as a success.
         let violated = self.store.violation();
         match violated.as_ref().map(|violation| &violation.failure).or(failure) {
@@ -379,7 +379,7 @@ pub fn not_recorded(error: &CallStoreError) -> CallFailure {
 }
 
 /// Whether the end of the call is evidence about `spec.model`.
-fn concerns_main_model(call: ModelCall, kind: FailureKind) -> bool {
+fn concerns_main_model(call: StoredCallKey, kind: FailureKind) -> bool {
     if call.purpose.uses_light_model() {
         // Turns continue without the answers of the light model, but no call is made after a bill above its bound.
         return kind == FailureKind::BoundViolated;
@@ -387,7 +387,7 @@ fn concerns_main_model(call: ModelCall, kind: FailureKind) -> bool {
     kind.facts().model != ModelEvidence::None
 }
 
-fn log(call: ModelCall, end: &CallEnd, metered: &CallUsage) {
+fn log(call: StoredCallKey, end: &CallEnd, metered: &CallUsage) {
     let bill = match metered {
         CallUsage::Billed(bill, _) => Some(bill),
         CallUsage::NotSent | CallUsage::Free | CallUsage::Unknown => None,
@@ -471,7 +471,7 @@ mod tests {
     }
 
     fn submit(calls: &Arc<ModelCalls>, id: &str) -> CallReply {
-        let call = ModelCall {
+        let call = StoredCallKey {
             id: id.parse().unwrap(),
             purpose: CallPurpose::Turn,
         };

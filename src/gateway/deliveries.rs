@@ -11,7 +11,7 @@ use crate::link::client::{LinkClient, LinkError};
 use crate::link::deliveries::{Delivery, DeliveryAck, RelayedDeliveryAck};
 
 /// Maximum number of deliveries that wait for the worker; more are dropped.
-const MOST: usize = 4;
+const MAX_WAITING: usize = 4;
 
 pub struct DeliveryQueue {
     waiting: WorkerQueue<Delivery>,
@@ -24,7 +24,7 @@ impl DeliveryQueue {
     /// An empty queue for the Agent with this uid; acknowledgements are sent through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
-            waiting: WorkerQueue::new(MOST, None),
+            waiting: WorkerQueue::new(MAX_WAITING, None),
             client,
             agent: agent.into(),
             epoch,

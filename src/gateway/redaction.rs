@@ -1,7 +1,7 @@
 //! Redacts secret values from the answers of tool servers before they leave the gateway: a server that shows its
 //! configuration or echoes a request would otherwise put a credential into the model's context and the journal.
 //!
-//! Finds a value verbatim, JSON-escaped and in base64. Values of fewer than [`SHORTEST`] bytes are ignored, since they
+//! Finds a value verbatim, JSON-escaped and in base64. Values of fewer than [`MIN_VALUE_BYTES`] bytes are ignored, since they
 //! occur in ordinary text. Bytes pass as they arrive; only a possible beginning of a value is held back.
 
 use std::io;
@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use futures::{Stream, StreamExt, stream};
 
 /// Length of the shortest value that is redacted, in bytes.
-pub const SHORTEST: usize = 8;
+pub const MIN_VALUE_BYTES: usize = 8;
 /// The replacement of a redacted value.
 pub const MASK: &str = "[masked]";
 
@@ -28,7 +28,7 @@ impl SecretRedactor {
         let mut spellings = Vec::new();
         for value in values {
             let words = value.split(u8::is_ascii_whitespace);
-            for word in words.chain([value]).filter(|word| word.len() >= SHORTEST) {
+            for word in words.chain([value]).filter(|word| word.len() >= MIN_VALUE_BYTES) {
                 spellings.push(word.to_vec());
                 spellings.push(base64(word, *b"+/"));
                 spellings.push(base64(word, *b"-_"));

@@ -10,10 +10,10 @@ use crate::link::client::{LinkClient, LinkError};
 use crate::link::task_requests::{ACCEPT_SECONDS, RelayedTaskAck, RequestedTask, TaskAck};
 
 /// Tasks that wait for the worker; more are dropped.
-const MOST: usize = 16;
+const MAX_WAITING: usize = 16;
 /// How long a task waits for the worker: as long as the controller waits for the receipt. The client of an older one has
 /// received the answer that it was not accepted.
-const LONGEST_WAIT: Duration = Duration::from_secs(ACCEPT_SECONDS);
+const MAX_WAIT: Duration = Duration::from_secs(ACCEPT_SECONDS);
 
 pub struct RequestedTasks {
     waiting: WorkerQueue<RequestedTask>,
@@ -26,7 +26,7 @@ impl RequestedTasks {
     /// An empty queue for the Agent with this uid; receipts are sent through `client`.
     pub fn new(client: Arc<LinkClient>, agent: &str, epoch: i64) -> Self {
         Self {
-            waiting: WorkerQueue::new(MOST, Some(LONGEST_WAIT)),
+            waiting: WorkerQueue::new(MAX_WAITING, Some(MAX_WAIT)),
             client,
             agent: agent.into(),
             epoch,
@@ -102,13 +102,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn few_wait_and_more_are_dropped() {
         let tasks = queue();
-        for id in 0..=MOST {
+        for id in 0..=MAX_WAITING {
             tasks.put(task(&id.to_string(), "uid"));
         }
         let mut got = 0;
         while tasks.next(Duration::from_secs(1)).await.is_some() {
             got += 1;
         }
-        assert_eq!(got, MOST);
+        assert_eq!(got, MAX_WAITING);
     }
 }

@@ -21,7 +21,7 @@ use super::in_flight::{AnswerItem, InFlightCall};
 use super::link_state::LinkState;
 use super::mcp_proxy::McpProxy;
 use super::requested_tasks::RequestedTasks;
-use super::store::{CallEnd, ModelCall};
+use super::store::{CallEnd, StoredCallKey};
 use super::task_responses::ResponseSender;
 use super::uplink::ExportedTelemetry;
 use super::upstream::EVENT_STREAM;
@@ -118,7 +118,7 @@ async fn session(State(gateway): State<GatewayState>) -> Response {
     let session = gateway.contact.subscribe().borrow().session.clone();
     match session {
         Some(session) => Json(session).into_response(),
-        None => not_yet(),
+        None => not_attached_response(),
     }
 }
 
@@ -145,7 +145,7 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
             &CallFailure::new(FailureKind::BadResponse, message),
         );
     };
-    let reply = gateway.calls.submit(ModelCall { id, purpose }, &body);
+    let reply = gateway.calls.submit(StoredCallKey { id, purpose }, &body);
     // Free the body early: it may be large, and the answer may take long.
     drop(body);
     match reply {
@@ -163,13 +163,13 @@ async fn call(State(gateway): State<GatewayState>, headers: HeaderMap, body: Byt
                 &CallFailure::new(FailureKind::BadResponse, message),
             )
         }
-        CallReply::NotYet => not_yet(),
+        CallReply::NotYet => not_attached_response(),
     }
 }
 
 async fn live_response(flight: Arc<InFlightCall>) -> Response {
     let Some(head) = flight.head().await else {
-        return not_yet();
+        return not_attached_response();
     };
     match head {
         Ok(content_type) if content_type == EVENT_STREAM => (
@@ -355,7 +355,7 @@ async fn events(State(gateway): State<GatewayState>) -> Response {
     Sse::new(events).into_response()
 }
 
-fn not_yet() -> Response {
+fn not_attached_response() -> Response {
     (
         StatusCode::SERVICE_UNAVAILABLE,
         "the controller has not accepted this pod yet, or an outcome is not recorded yet; retry later",

@@ -25,12 +25,12 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// The receiver of an Agent's responses.
 pub struct ResponseSender {
-    agent: AgentIdentity,
+    agent: ResponseAgent,
     target: Option<ResponseTarget>,
 }
 
 #[derive(Serialize, Clone)]
-struct AgentIdentity {
+struct ResponseAgent {
     namespace: String,
     name: String,
     uid: String,
@@ -44,7 +44,7 @@ struct ResponseTarget {
 /// What the server receives.
 #[derive(Serialize)]
 struct SentResponse<'a> {
-    agent: &'a AgentIdentity,
+    agent: &'a ResponseAgent,
     #[serde(flatten)]
     response: &'a Map<String, Value>,
 }
@@ -61,7 +61,7 @@ impl ResponseSender {
             }),
         });
         Self {
-            agent: AgentIdentity {
+            agent: ResponseAgent {
                 namespace: config.namespace.clone(),
                 name: config.name.clone(),
                 uid: config.uid.clone(),

@@ -27,9 +27,9 @@ use crate::support::backoff::{Backoff, jitter};
 use crate::support::clock::ClockReading;
 
 /// Longest delay between two attempts.
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
+const MAX_DELAY: Duration = Duration::from_secs(5);
 /// Delays between two attempts, spread so that a returning controller is not called by all pods at once.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), LONGEST_DELAY);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), MAX_DELAY);
 /// Shortest interval between two reports.
 const COALESCE: Duration = Duration::from_millis(250);
 
@@ -96,8 +96,8 @@ impl GatewayUplink {
         if self.contact.subscribe().borrow().fenced {
             return;
         }
-        let words = ("failed to send the last report", "timed out sending the last report");
-        shutdown_retry::retry_within(limit, words, || async {
+        let messages = ("failed to send the last report", "timed out sending the last report");
+        shutdown_retry::retry_within(limit, messages, || async {
             self.client.report(&self.build_report()).await
         })
         .await;
@@ -116,7 +116,7 @@ impl GatewayUplink {
                         Err(error) => tracing::info!(%error, "the stream of directives ended; attaching again"),
                         Ok(()) => tracing::info!("the stream of directives ended; attaching again"),
                     }
-                    if since.elapsed() > LONGEST_DELAY {
+                    if since.elapsed() > MAX_DELAY {
                         backoff.reset();
                     }
                 }

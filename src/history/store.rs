@@ -12,7 +12,7 @@ use super::error::{HistoryError, TargetError};
 use super::write;
 
 /// Longest time for one request, less than a pod waits for its answer.
-const LONGEST: Duration = Duration::from_secs(8);
+const MAX_QUERY: Duration = Duration::from_secs(8);
 
 /// The Agent whose rows are stored, as its pod has proved.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +82,6 @@ impl HistoryStore {
 }
 
 async fn within_limit<T>(work: impl Future<Output = Result<T, HistoryError>>) -> Result<T, HistoryError> {
-    let timed_out = |_| HistoryError::Unavailable(format!("no answer within {} s", LONGEST.as_secs()));
-    timeout(LONGEST, work).await.map_err(timed_out)?
+    let timed_out = |_| HistoryError::Unavailable(format!("no answer within {} s", MAX_QUERY.as_secs()));
+    timeout(MAX_QUERY, work).await.map_err(timed_out)?
 }

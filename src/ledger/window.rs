@@ -14,7 +14,7 @@ use agentloop_api::budget::{BudgetWindow, CalendarPeriod, CalendarWindow, Lifeti
 pub const PIECES: i32 = 60;
 /// The same for the usage of each single Agent.
 pub const SHARE_PIECES: i32 = 4;
-const SHORTEST_PIECE: SignedDuration = SignedDuration::from_millis(50);
+const MIN_PIECE: SignedDuration = SignedDuration::from_millis(50);
 
 /// The rule of a window.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,7 +160,7 @@ impl WindowRule {
 fn piece_length(window: SignedDuration, pieces: i32) -> SignedDuration {
     let nanos = (window / pieces).as_nanos();
     let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) > 0);
-    SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX)).max(SHORTEST_PIECE)
+    SignedDuration::from_millis(i64::try_from(millis).unwrap_or(i64::MAX)).max(MIN_PIECE)
 }
 
 /// Beginning and end of the [`CalendarWindow`] at `now`. A window begins at the first instant of a civil day and ends

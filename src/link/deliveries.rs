@@ -20,14 +20,14 @@ use super::sensor_messages::{SensorReport, SensorTerms};
 pub use agentloop_sensing::delivery::{Delivery, SensorEvent};
 
 /// Most bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
-pub const MOST_DELIVERY_BYTES: usize = 192 * 1024;
+pub const MAX_DELIVERY_BYTES: usize = 192 * 1024;
 /// Most events of one [`DeliveryRequest`]: a receiver takes this many before it does anything else.
-pub const MOST_DELIVERY_EVENTS: usize = 64;
+pub const MAX_DELIVERY_EVENTS: usize = 64;
 /// Most notifications that an outbox keeps for receivers that are not reachable.
-pub const MOST_NOTIFICATIONS: i64 = 10_000;
+pub const MAX_NOTIFICATIONS: i64 = 10_000;
 /// Most events that an outbox keeps. Older ones have already lost their values and notifications, or have none before
 /// they are scored.
-pub const MOST_EVENTS: i64 = 10_000;
+pub const MAX_EVENTS: i64 = 10_000;
 /// Seconds that the controller waits for a receiver's [`DeliveryAck`].
 pub const DELIVERY_SECONDS: u64 = 5;
 /// Seconds of a worker's long poll for a [`Delivery`] at its gateway.

@@ -36,7 +36,7 @@ pub const APPROVAL_BOUNDS: &[u64] = &[
     604_800_000,
 ];
 /// The longest mean of the durations that a reader adds, in microseconds: 30 days.
-pub const LONGEST_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
+pub const MAX_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
 /// Most models of a report: an Agent has a model and a light model.
 pub const MAX_MODELS: usize = 2;
 /// Most counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
@@ -246,11 +246,11 @@ fn read_buckets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, 
     deserializer.deserialize_seq(FirstElements::<u64, READ_BUCKETS>(PhantomData))
 }
 
-/// Keeps the first `MOST` elements of a list. A pod writes its reports, and a list may be as long as a body: cutting it
+/// Keeps the first `MAX_ELEMENTS` elements of a list. A pod writes its reports, and a list may be as long as a body: cutting it
 /// off later would leave its memory allocated.
-struct FirstElements<T, const MOST: usize>(PhantomData<T>);
+struct FirstElements<T, const MAX_ELEMENTS: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FirstElements<T, MOST> {
+impl<'de, T: Deserialize<'de>, const MAX_ELEMENTS: usize> Visitor<'de> for FirstElements<T, MAX_ELEMENTS> {
     type Value = Vec<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,7 +259,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FirstElements
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
         let mut first = Vec::new();
-        while first.len() < MOST
+        while first.len() < MAX_ELEMENTS
             && let Some(element) = list.next_element()?
         {
             first.push(element);

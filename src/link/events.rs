@@ -23,11 +23,11 @@ pub const PAGE_LINES: usize = 200;
 /// Most messages in [`EventLine::messages`].
 pub const RECENT_MESSAGES: usize = 12;
 /// Most bytes of each of these messages.
-pub const MOST_MESSAGE_BYTES: usize = 2048;
+pub const MAX_MESSAGE_BYTES: usize = 2048;
 /// Most bytes of the call of a `gate:opened`.
-pub const MOST_CALL_BYTES: usize = 64 * 1024;
+pub const MAX_CALL_BYTES: usize = 64 * 1024;
 /// Most bytes of the response of a `task:ended`.
-pub const MOST_RESPONSE_BYTES: usize = 64 * 1024;
+pub const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// The cursor of a reader that begins at the present end of the journal, `after=latest`.
 pub const LATEST: i64 = i64::MAX;
 /// What the reason of an end contains if the cursor is beyond the journal, which may be a new one.
@@ -77,9 +77,9 @@ pub struct EventLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
     /// Only for subscriptions with messages. For `autonomy:loop_detected`: the last messages of the model and results of its
-    /// tools, newest last, each as JSON and cut after [`MOST_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
-    /// for an approval, with its arguments, as JSON and cut after [`MOST_CALL_BYTES`] bytes. For `task:ended`: the response,
-    /// as JSON, a longer result than [`MOST_RESPONSE_BYTES`] as a text that is cut.
+    /// tools, newest last, each as JSON and cut after [`MAX_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
+    /// for an approval, with its arguments, as JSON and cut after [`MAX_CALL_BYTES`] bytes. For `task:ended`: the response,
+    /// as JSON, a longer result than [`MAX_RESPONSE_BYTES`] as a text that is cut.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<String>,
 }

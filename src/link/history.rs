@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Most rows of a [`HistoryBatch`], the executions of its steps not counted.
-pub const MOST_HISTORY_ROWS: usize = 200;
+pub const MAX_HISTORY_ROWS: usize = 200;
 /// The highest number of a change. A journal that has used them all would need thousands of years.
-pub const MOST_CHANGE_NUMBER: i64 = 1 << 53;
+pub const MAX_CHANGE_NUMBER: i64 = 1 << 53;
 
 /// Rows of the history that have changed, as they are now.
 #[cfg_attr(test, derive(schemars::JsonSchema))]

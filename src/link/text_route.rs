@@ -11,7 +11,7 @@ use axum::response::Response;
 use super::messages::{PodRefusal, RefusalCode};
 use super::pod_route::{no_content, pod_post};
 use super::server::{LinkCaller, LinkHandler, LinkServer, PodKind};
-use super::text_fragments::{MOST_FRAGMENT_BYTES, RelayedTextFragment};
+use super::text_fragments::{MAX_FRAGMENT_BYTES, RelayedTextFragment};
 
 pub(super) async fn text<L: LinkHandler>(
     State(server): State<LinkServer<L>>,
@@ -19,10 +19,10 @@ pub(super) async fn text<L: LinkHandler>(
     request: Request,
 ) -> Response {
     let handle = |link: Arc<L>, pod, relayed: RelayedTextFragment| async move {
-        if relayed.fragment.text.len() > MOST_FRAGMENT_BYTES {
+        if relayed.fragment.text.len() > MAX_FRAGMENT_BYTES {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,
-                message: format!("a fragment has at most {MOST_FRAGMENT_BYTES} bytes of text"),
+                message: format!("a fragment has at most {MAX_FRAGMENT_BYTES} bytes of text"),
             });
         }
         link.text(&pod, relayed).map(no_content)

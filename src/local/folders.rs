@@ -8,7 +8,7 @@ use super::pods::random;
 use super::volumes::make_folder;
 
 /// The longest path of the private directory: sockets are a little deeper, and a socket's path has at most 107 bytes.
-const LONGEST_PRIVATE: usize = 60;
+const MAX_PRIVATE: usize = 60;
 
 /// The state of a run, locked.
 pub struct StateFolder {
@@ -60,7 +60,7 @@ impl PrivateFolder {
         let mut last = "no directory for private files".to_owned();
         for parent in candidates {
             let path = parent.join(format!("{PRIVATE}{name}"));
-            if path.as_os_str().len() > LONGEST_PRIVATE || !parent.is_dir() {
+            if path.as_os_str().len() > MAX_PRIVATE || !parent.is_dir() {
                 continue;
             }
             let noted = std::fs::write(&note, path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string());

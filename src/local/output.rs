@@ -14,7 +14,7 @@ use crate::page::agent_rows::AgentRow;
 use crate::page::sensor_rows::SensorRow;
 
 /// Rows that are drawn; more are counted.
-const MOST_ROWS: usize = 40;
+const MAX_ROWS: usize = 40;
 /// Moves the cursor up and to the left, and clears everything below; disables wrapping while drawing.
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
@@ -148,7 +148,7 @@ fn table(rows: &[AgentRow], zone: &TimeZone) -> String {
         "{:width$}  {:9} {:>6} {:>9}  WAITS FOR\n",
         "AGENT", "STATE", "TURNS", "TOKENS"
     );
-    for row in rows.iter().take(MOST_ROWS) {
+    for row in rows.iter().take(MAX_ROWS) {
         let cells = format!(
             "{:width$}  {:9} {:>6} {:>9}  {}",
             name(row),
@@ -160,8 +160,8 @@ fn table(rows: &[AgentRow], zone: &TimeZone) -> String {
         text.push_str(cells.trim_end());
         text.push('\n');
     }
-    if rows.len() > MOST_ROWS {
-        let _ = writeln!(text, "and {} more", rows.len() - MOST_ROWS);
+    if rows.len() > MAX_ROWS {
+        let _ = writeln!(text, "and {} more", rows.len() - MAX_ROWS);
     }
     text
 }

@@ -38,7 +38,7 @@ use crate::link::pod::AgentEgress;
 use crate::page::agent_rows::{AgentRow, LoopActivity, StatusOrigin, row};
 use crate::page::recent::RecentEvents;
 use crate::page::sensor_rows::SensorRow;
-use crate::page::view::{AgentView, BudgetView, PageView};
+use crate::page::view::{AgentView, BudgetRow, PageView};
 use crate::telemetry::metrics::Metrics;
 
 /// How often the rows are refreshed.
@@ -48,7 +48,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// The longest time from the request to stop until the end.
 const LAST: Duration = Duration::from_secs(9);
 /// The time of it that the controller gets.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CONTROLLER_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Agents reconciled concurrently.
 const WORKERS: u16 = 8;
 /// Ranges that Sensors may reach here but not in a cluster: the author of the manifests is the user of this machine.
@@ -289,7 +289,7 @@ impl LocalRun {
             latest = self.look(&parts.loops);
         }
         parts.end_controller.cancel();
-        let _ = timeout(FAREWELL, &mut parts.controller).await;
+        let _ = timeout(CONTROLLER_SHUTDOWN_TIMEOUT, &mut parts.controller).await;
         let cause = result?;
         if let Some(page) = &self.page {
             page.end(cause.words()).await;
@@ -405,7 +405,7 @@ impl LocalRun {
                 agents: agents.collect(),
                 budgets: self
                     .objects(&self.budgets)
-                    .map(|budget| BudgetView::new(&budget))
+                    .map(|budget| BudgetRow::new(&budget))
                     .collect(),
                 sensors: sensors.clone(),
                 notes: Vec::new(),

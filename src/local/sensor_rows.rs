@@ -14,7 +14,7 @@ use crate::api_server::object_key::SENSORS;
 use crate::page::sensor_rows::SensorRow;
 
 /// Rows that are drawn; more are counted.
-const MOST_ROWS: usize = 20;
+const MAX_ROWS: usize = 20;
 
 /// The row of a Sensor. `webhook`: where it listens.
 #[must_use]
@@ -60,7 +60,7 @@ pub fn table(rows: &[SensorRow]) -> String {
         "\n{:width$}  {:9} {:7} {:>6} {:>6}\n",
         "SENSOR", "TYPE", "READY", "EVENTS", "ERRORS"
     );
-    for row in rows.iter().take(MOST_ROWS) {
+    for row in rows.iter().take(MAX_ROWS) {
         let more = row.message.as_deref().or(row.url.as_deref()).unwrap_or_default();
         let (source, (events, errors)) = (&row.source, row.counts);
         let cells = format!(
@@ -71,8 +71,8 @@ pub fn table(rows: &[SensorRow]) -> String {
         text.push_str(cells.trim_end());
         text.push('\n');
     }
-    if rows.len() > MOST_ROWS {
-        let _ = writeln!(text, "and {} more", rows.len() - MOST_ROWS);
+    if rows.len() > MAX_ROWS {
+        let _ = writeln!(text, "and {} more", rows.len() - MAX_ROWS);
     }
     text
 }

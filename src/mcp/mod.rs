@@ -21,7 +21,7 @@ use self::http::{McpHttpClient, McpTransport};
 
 /// The longest time for connecting, or for a page of the list. Discovery alone waits 10 s for servers of the older
 /// revision that do not answer it.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most pages of a list that are read.
 const MAX_PAGES: usize = 64;
 /// The most tools of a list that are kept, and the most bytes of them as JSON. The rest of a longer list is not read: a
@@ -63,7 +63,7 @@ pub async fn tools(server: &Peer<RoleClient>) -> Result<Vec<Tool>, McpRequestErr
     let mut cursor = None;
     for _ in 0..MAX_PAGES {
         let params = PaginatedRequestParams::default().with_cursor(cursor);
-        let page = timeout(PATIENCE, server.list_tools(Some(params)))
+        let page = timeout(DISCOVERY_TIMEOUT, server.list_tools(Some(params)))
             .await
             .map_err(|_| McpRequestError::NoAnswer("it does not answer tools/list".into()))?
             .map_err(|error| McpRequestError::from_service_error(&error))?;

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::ids::TurnName;
-use crate::received::MOST_RECEIVED;
+use crate::received::MAX_RECEIVED;
 use crate::span_sink::encode;
 use crate::spans::tests::{agent, attributes};
 
@@ -247,13 +247,13 @@ async fn a_worker_sends_as_many_spans_as_fit_a_message() {
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2048"),
     ];
     let (sink, export) = ExportTask::of_spans(Some(collector.settings(&limits)), &origin());
-    assert!(sink.push_received(&encode(vec![span(1); MOST_RECEIVED]), 0));
+    assert!(sink.push_received(&encode(vec![span(1); MAX_RECEIVED]), 0));
     assert_eq!(dropped(&sink), 0);
-    assert!(sink.push_received(&encode(vec![span(1); MOST_RECEIVED + 1]), 3));
+    assert!(sink.push_received(&encode(vec![span(1); MAX_RECEIVED + 1]), 3));
     // One, and three that the worker had dropped.
     assert_eq!(dropped(&sink), 4);
     export.finish(SECONDS).await;
-    assert_eq!(collector.sizes(), [2 * MOST_RECEIVED]);
+    assert_eq!(collector.sizes(), [2 * MAX_RECEIVED]);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tracing::Level;
 
 use crate::exporter::BatchedSignal;
 use crate::queue::{DropCount, DropQueue, QueuedRecord};
-use crate::received::{MOST_ENTRIES, MOST_TEXT, cut, limit_attributes};
+use crate::received::{MAX_ENTRIES, MAX_TEXT, cut, limit_attributes};
 use crate::record_sink::RecordSink;
 use crate::resource::{attribute, scope, text};
 use crate::settings::LogSettings;
@@ -26,7 +26,7 @@ const COMPONENT: &str = "agentloop.component";
 
 /// Value of a field of a log line.
 #[derive(Clone, Debug, PartialEq)]
-pub enum FieldValue {
+pub enum LogFieldValue {
     /// A text.
     Text(String),
     /// A whole number.
@@ -49,7 +49,7 @@ pub struct LogLine<'a> {
     /// The message.
     pub message: String,
     /// Its other fields, also those of the spans around it.
-    pub fields: Vec<(String, FieldValue)>,
+    pub fields: Vec<(String, LogFieldValue)>,
     /// The trace that it belongs to, and the span within it, each as bytes or empty.
     pub trace: (Vec<u8>, Vec<u8>),
 }
@@ -69,22 +69,22 @@ impl QueuedRecord for LogEntry {
 }
 
 impl LogEntry {
-    /// The record of a line, whose message and fields are cut after [`MOST_TEXT`].
+    /// The record of a line, whose message and fields are cut after [`MAX_TEXT`].
     fn new(component: &'static str, line: LogLine<'_>) -> Self {
         let nanoseconds = u64::try_from(line.at.as_nanosecond()).unwrap_or(0);
         let (trace_id, span_id) = line.trace;
-        let message = cut(line.message, MOST_TEXT);
-        let mut room = MOST_TEXT - message.len();
-        let attributes = line.fields.into_iter().take(MOST_ENTRIES).map(|(key, value)| {
+        let message = cut(line.message, MAX_TEXT);
+        let mut room = MAX_TEXT - message.len();
+        let attributes = line.fields.into_iter().take(MAX_ENTRIES).map(|(key, value)| {
             let value = match value {
-                FieldValue::Text(text) => {
+                LogFieldValue::Text(text) => {
                     let text = cut(text, room);
                     room -= text.len();
                     Value::StringValue(text)
                 }
-                FieldValue::Int(number) => Value::IntValue(number),
-                FieldValue::Float(number) => Value::DoubleValue(number),
-                FieldValue::Bool(is) => Value::BoolValue(is),
+                LogFieldValue::Int(number) => Value::IntValue(number),
+                LogFieldValue::Float(number) => Value::DoubleValue(number),
+                LogFieldValue::Bool(is) => Value::BoolValue(is),
             };
             attribute(&key, value)
         });
@@ -236,10 +236,10 @@ impl LogSink {
     /// Waits for lines and returns them as a message with their number, for a process that exports. `None`: closing, and
     /// none are left.
     pub async fn next_message(&self, closing: &tokio_util::sync::CancellationToken) -> Option<(Vec<u8>, usize)> {
-        const MOST: usize = 128;
+        const MAX_BATCH: usize = 128;
         const DELAY: std::time::Duration = std::time::Duration::from_millis(500);
         let parts = self.0.parts()?;
-        let entries = parts.queue.next_batch(MOST, DELAY, closing).await?;
+        let entries = parts.queue.next_batch(MAX_BATCH, DELAY, closing).await?;
         let count = entries.len();
         Some((encode(None, entries), count))
     }
@@ -253,7 +253,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::received::MOST_RECEIVED;
+    use crate::received::MAX_RECEIVED;
 
     fn line(level: Level, target: &str) -> LogLine<'_> {
         LogLine {
@@ -262,10 +262,10 @@ mod tests {
             target,
             message: "said".into(),
             fields: vec![
-                ("name".into(), FieldValue::Text("a".into())),
-                ("count".into(), FieldValue::Int(3)),
-                ("share".into(), FieldValue::Float(0.5)),
-                ("ok".into(), FieldValue::Bool(true)),
+                ("name".into(), LogFieldValue::Text("a".into())),
+                ("count".into(), LogFieldValue::Int(3)),
+                ("share".into(), LogFieldValue::Float(0.5)),
+                ("ok".into(), LogFieldValue::Bool(true)),
             ],
             trace: (vec![1; 16], vec![2; 8]),
         }
@@ -345,7 +345,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_sends_as_many_records_as_fit_a_message() {
-        let records = vec![LogRecord::default(); MOST_RECEIVED + 1];
+        let records = vec![LogRecord::default(); MAX_RECEIVED + 1];
         let message = |records: &[LogRecord]| {
             let scope_logs = vec![ScopeLogs {
                 log_records: records.to_vec(),
@@ -399,17 +399,17 @@ mod tests {
             }),
             ..LogRecord::default()
         };
-        let records = vec![of_body(2 * MOST_TEXT - 8), of_body(2 * MOST_TEXT)];
+        let records = vec![of_body(2 * MAX_TEXT - 8), of_body(2 * MAX_TEXT)];
         assert!(sink.push_received(&message(scope("t"), records), 0));
         assert_eq!(sink.dropped().take(), 1);
-        let attributes = vec![attribute("", Value::BoolValue(true)); MOST_ENTRIES + 1];
+        let attributes = vec![attribute("", Value::BoolValue(true)); MAX_ENTRIES + 1];
         let lists = LogRecord {
             attributes,
             ..LogRecord::default()
         };
         assert!(sink.push_received(&message(scope("t"), vec![lists]), 0));
         let batch = queue.next_batch(9, std::time::Duration::ZERO, &closing).await.unwrap();
-        assert_eq!(batch[1].record.attributes.len(), MOST_ENTRIES);
+        assert_eq!(batch[1].record.attributes.len(), MAX_ENTRIES);
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
         let long = |message: usize, field: usize| {
             let line = LogLine {
                 message: "x".repeat(message),
-                fields: vec![("a".into(), FieldValue::Text("y".repeat(field)))],
+                fields: vec![("a".into(), LogFieldValue::Text("y".repeat(field)))],
                 ..line(Level::INFO, "t")
             };
             let record = LogEntry::new("worker", line).record;
@@ -427,9 +427,9 @@ mod tests {
             };
             (text(record.body), text(record.attributes[0].value.clone()))
         };
-        assert_eq!(long(MOST_TEXT - 1, 1), (MOST_TEXT - 1, 1));
-        assert_eq!(long(MOST_TEXT - 1, 2), (MOST_TEXT - 1, 1));
-        assert_eq!(long(MOST_TEXT + 1, 2), (MOST_TEXT, 0));
+        assert_eq!(long(MAX_TEXT - 1, 1), (MAX_TEXT - 1, 1));
+        assert_eq!(long(MAX_TEXT - 1, 2), (MAX_TEXT - 1, 1));
+        assert_eq!(long(MAX_TEXT + 1, 2), (MAX_TEXT, 0));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::resource::{scope, text};
 use crate::spans::nanoseconds;
 
 /// Data points of one request at most: about as large as a piece of a scrape with a few hundred of them.
-const MOST_POINTS: usize = 1_000;
+const MAX_POINTS: usize = 1_000;
 
 /// Type of a metric, as Prometheus defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +238,7 @@ impl<'a> MetricPoints<'a> {
 
     fn added(&mut self) {
         self.points += 1;
-        if self.points >= MOST_POINTS {
+        if self.points >= MAX_POINTS {
             self.hand_on();
         }
     }
@@ -410,8 +410,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(write(0), []);
-        assert_eq!(write(MOST_POINTS), [(MOST_POINTS, 1)]);
-        assert_eq!(write(MOST_POINTS + 1), [(MOST_POINTS, 1), (1, 1)]);
+        assert_eq!(write(MAX_POINTS), [(MAX_POINTS, 1)]);
+        assert_eq!(write(MAX_POINTS + 1), [(MAX_POINTS, 1), (1, 1)]);
     }
 
     #[test]
@@ -423,7 +423,7 @@ mod tests {
         };
         let resource = Resource::default();
         let mut points = MetricPoints::new(&resource, Timestamp::UNIX_EPOCH, &mut sink);
-        for _ in 0..3 * MOST_POINTS {
+        for _ in 0..3 * MAX_POINTS {
             points.number(head("g", PointKind::Gauge), &[], 1.0, None);
         }
         assert!(!points.is_open());

@@ -26,7 +26,7 @@ mod variables;
 
 pub use exporter::ExportTask;
 pub use ids::{TurnName, turn_of};
-pub use log_records::{FieldValue, LogLine, LogSink};
+pub use log_records::{LogFieldValue, LogLine, LogSink};
 pub use metric_export::MetricWalk;
 pub use metric_points::{HistogramPoint, MetricPoints, PointExemplar, PointHead, PointKind};
 pub use opentelemetry_proto::tonic::trace::v1::Span;

@@ -40,7 +40,7 @@ pub(crate) trait QueuedRecord {
 }
 
 /// Memory of what waits in one queue. With records of the usual size, their number is the bound.
-const MOST_BYTES: usize = 16 * 1024 * 1024;
+const MAX_BYTES: usize = 16 * 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct DropQueue<T> {
@@ -93,7 +93,7 @@ impl<T: QueuedRecord> DropQueue<T> {
             if entries.is_closed {
                 return;
             }
-            while entries.waiting.len() >= self.capacity || entries.bytes.saturating_add(bytes) > MOST_BYTES {
+            while entries.waiting.len() >= self.capacity || entries.bytes.saturating_add(bytes) > MAX_BYTES {
                 let Some(entry) = entries.pop() else { break };
                 oldest.push(entry);
             }
@@ -172,14 +172,14 @@ mod tests {
     #[tokio::test]
     async fn the_bytes_that_wait_are_bounded_too() {
         let queue = DropQueue::new(999);
-        (0..4).for_each(|_| queue.push(vec![0; MOST_BYTES / 4]));
+        (0..4).for_each(|_| queue.push(vec![0; MAX_BYTES / 4]));
         assert_eq!(queue.dropped.get(), 0);
         queue.push(vec![1]);
         assert_eq!(queue.dropped.get(), 1);
         let closing = CancellationToken::new();
         let batch = queue.next_batch(4, HOUR, &closing).await.unwrap();
         assert_eq!(batch[3], [1]);
-        (0..4).for_each(|_| queue.push(vec![0; MOST_BYTES / 4]));
+        (0..4).for_each(|_| queue.push(vec![0; MAX_BYTES / 4]));
         assert_eq!(queue.dropped.get(), 1);
     }
 

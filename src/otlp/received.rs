@@ -7,15 +7,15 @@ use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 /// Records that one message of a worker may have; the rest is dropped.
-pub(crate) const MOST_RECEIVED: usize = 1_024;
+pub(crate) const MAX_RECEIVED: usize = 1_024;
 /// Text of a record: its message and its fields. What is longer is cut before it is sent.
-pub(crate) const MOST_TEXT: usize = 8 * 1024;
+pub(crate) const MAX_TEXT: usize = 8 * 1024;
 /// Longest record of a worker, with room for what is not text; a longer one is dropped.
-const MOST_BYTES: usize = 2 * MOST_TEXT;
+const MAX_BYTES: usize = 2 * MAX_TEXT;
 /// Longest name of a scope.
-const MOST_NAME: usize = 256;
+const MAX_NAME: usize = 256;
 /// Attributes, events or links of a record; the default of OpenTelemetry's SDKs.
-pub(crate) const MOST_ENTRIES: usize = 128;
+pub(crate) const MAX_ENTRIES: usize = 128;
 
 /// The records of a message.
 pub(crate) struct ReceivedRecords<R> {
@@ -48,8 +48,8 @@ impl<R: Message + Default> ReceivedRecords<R> {
             1 => each_field(field, |tag, text| {
                 if tag == 1 {
                     name = cut(
-                        String::from_utf8_lossy(text.get(..MOST_NAME).unwrap_or(text)).into_owned(),
-                        MOST_NAME,
+                        String::from_utf8_lossy(text.get(..MAX_NAME).unwrap_or(text)).into_owned(),
+                        MAX_NAME,
                     );
                 }
                 Some(())
@@ -60,7 +60,7 @@ impl<R: Message + Default> ReceivedRecords<R> {
             if tag != 2 {
                 return Some(());
             }
-            if self.records.len() >= MOST_RECEIVED || record.len() > MOST_BYTES {
+            if self.records.len() >= MAX_RECEIVED || record.len() > MAX_BYTES {
                 self.dropped += 1;
                 return Some(());
             }
@@ -102,7 +102,7 @@ pub(crate) fn limit_attributes(attributes: &mut Vec<KeyValue>) {
 
 /// Removes what is too many, with its memory.
 pub(crate) fn limit<T>(entries: &mut Vec<T>) {
-    entries.truncate(MOST_ENTRIES);
+    entries.truncate(MAX_ENTRIES);
     entries.shrink_to_fit();
 }
 

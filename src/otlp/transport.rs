@@ -12,7 +12,7 @@ use crate::variables::ExportSettings;
 const PROTOBUF: &str = "application/x-protobuf";
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 /// Largest response that is read: it is about records that the collector rejected.
-const MOST_RESPONSE: u64 = 64 * 1024;
+const MAX_RESPONSE: u64 = 64 * 1024;
 
 /// The connection to a collector.
 pub(crate) struct CollectorClient {
@@ -102,7 +102,7 @@ impl CollectorClient {
 }
 
 async fn short_body(response: Response) -> Option<Bytes> {
-    response.content_length().filter(|length| *length <= MOST_RESPONSE)?;
+    response.content_length().filter(|length| *length <= MAX_RESPONSE)?;
     response.bytes().await.ok()
 }
 

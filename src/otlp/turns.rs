@@ -14,9 +14,9 @@ use crate::resource::{int, text};
 use crate::spans::{AgentIdentity, child, fail, nanoseconds};
 
 /// Events of one span at most; the rest is counted.
-const MOST_EVENTS: usize = 128;
+const MAX_EVENTS: usize = 128;
 /// Tool runs and waits that are open at most. An older one that never ends is forgotten.
-const MOST_OPEN: usize = 256;
+const MAX_OPEN: usize = 256;
 
 /// Something that was recorded about a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,7 @@ impl TurnTracer {
         let Some(turn) = self.turn.as_mut().filter(|turn| turn.key == key) else {
             return;
         };
-        if turn.events.len() == MOST_EVENTS {
+        if turn.events.len() == MAX_EVENTS {
             turn.dropped = turn.dropped.saturating_add(1);
             return;
         }
@@ -273,7 +273,7 @@ fn insert<T>(open: &mut BTreeMap<String, T>, name: &str, new: T) {
     if open.contains_key(name) {
         return;
     }
-    if open.len() >= MOST_OPEN {
+    if open.len() >= MAX_OPEN {
         open.pop_first();
     }
     open.insert(name.to_owned(), new);

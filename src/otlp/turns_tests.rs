@@ -186,7 +186,7 @@ fn a_turn_that_ends_while_paused_ends_its_pause() {
 fn memory_is_bounded() {
     let mut tracer = TurnTracer::new(agent());
     tracer.observe(TURN, at(0), TurnFact::Started { kind: "" });
-    for number in 0..MOST_EVENTS + 3 {
+    for number in 0..MAX_EVENTS + 3 {
         let run = format!("t12c1r{number}");
         tracer.observe(
             TURN,
@@ -197,7 +197,7 @@ fn memory_is_bounded() {
             },
         );
     }
-    for number in 0..=MOST_OPEN {
+    for number in 0..=MAX_OPEN {
         let run = format!("t12c2r{number}");
         let started = TurnFact::RunStarted {
             run: &run,
@@ -207,7 +207,7 @@ fn memory_is_bounded() {
         tracer.observe(TURN, at(1), started);
         tracer.observe(TURN, at(1), TurnFact::GateOpened { note: &run });
     }
-    assert_eq!((tracer.runs.len(), tracer.gates.len()), (MOST_OPEN, MOST_OPEN));
+    assert_eq!((tracer.runs.len(), tracer.gates.len()), (MAX_OPEN, MAX_OPEN));
     let spans = tracer.observe(TURN, at(2), TurnFact::Completed { then: "continue" });
-    assert_eq!((spans[0].events.len(), spans[0].dropped_events_count), (MOST_EVENTS, 3));
+    assert_eq!((spans[0].events.len(), spans[0].dropped_events_count), (MAX_EVENTS, 3));
 }

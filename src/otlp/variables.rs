@@ -9,7 +9,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
 const DEFAULT_SERVICE: &str = "agentloop";
 /// Largest queue that can be set: what is queued is in memory until it is exported.
-const MOST_QUEUED: usize = 65_536;
+const MAX_QUEUED: usize = 65_536;
 const NO_LIST: &str = "is not a list such as key=value,key2=value2";
 
 /// The variables of one signal, and what is said of it.
@@ -135,7 +135,7 @@ impl<'a> VariableReader<'a> {
         let size = |name, default| {
             let number = self.number(&format!("{prefix}_{name}"));
             number.map_or(default, |number| {
-                usize::try_from(number).unwrap_or(MOST_QUEUED).min(MOST_QUEUED)
+                usize::try_from(number).unwrap_or(MAX_QUEUED).min(MAX_QUEUED)
             })
         };
         let queue = size("MAX_QUEUE_SIZE", 2_048);

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::recent::{MOST_CHARS, MOST_NAME_CHARS, shortened};
+use super::recent::{MAX_CHARS, MAX_NAME_CHARS, shortened};
 use crate::api::Agent;
 use crate::api::status::{
     AgentStatus, LoopOutcome, LoopState, LoopStatus, LoopUsage, PauseReason, WakeCondition, WakeType,
@@ -16,7 +16,7 @@ use crate::api::status::{
 use crate::link::messages::{LoopReport, PodReport};
 
 /// Reasons of a pause that are shown.
-const MOST_REASONS: usize = 16;
+const MAX_REASONS: usize = 16;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentRow {
@@ -157,7 +157,7 @@ fn of_present_status(status: &AgentStatus, loop_: &LoopStatus, usage: &LoopUsage
 
 /// What a sleep waits for, other than a time.
 fn names_of_wake(wake: &WakeCondition) -> Option<String> {
-    (wake.r#type != WakeType::Time).then(|| shortened(&wake.value, MOST_CHARS))
+    (wake.r#type != WakeType::Time).then(|| shortened(&wake.value, MAX_CHARS))
 }
 
 /// A worker may report any texts, and as many reasons as a frame holds.
@@ -166,10 +166,10 @@ fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> Agent
     let waits_for_person = waits_for_person(loop_);
     let message = held()
         .find(|held| held.until.is_none())
-        .map(|held| shortened(&held.message, MOST_CHARS));
+        .map(|held| shortened(&held.message, MAX_CHARS));
     AgentRow {
         state: loop_.state,
-        reasons: held().map(|held| held.reason).take(MOST_REASONS).collect(),
+        reasons: held().map(|held| held.reason).take(MAX_REASONS).collect(),
         resumes_at: loop_.resumes_at,
         wakes_on: loop_.wake.as_ref().and_then(names_of_wake),
         outcome: loop_.outcome,
@@ -180,7 +180,7 @@ fn of_report(report: &PodReport, loop_: &LoopReport, written: AgentRow) -> Agent
             .last_error
             .as_ref()
             .filter(|_| loop_.consecutive_errors > 0 || loop_.state == LoopState::Stopped)
-            .map(|error| shortened(&error.kind, MOST_NAME_CHARS)),
+            .map(|error| shortened(&error.kind, MAX_NAME_CHARS)),
         message: message.filter(|_| waits_for_person),
         at_rest: if waits_for_person
             || loop_

@@ -8,17 +8,17 @@ use jiff::tz::TimeZone;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::agent_rows::AgentRow;
-use super::recent::{AgentHistory, TurnEnd};
+use super::recent::{AgentHistory, TurnResult};
 use super::responses::{SCRIPT_NAME, STYLE_NAME};
 use super::sensor_rows::SensorRow;
-use super::view::{AgentView, BudgetView, PageView};
+use super::view::{AgentView, BudgetRow, PageView};
 use crate::api::status::LoopState;
 use crate::link::events::EventLine;
 
 /// Agents that are shown; more are counted.
-pub const MOST_AGENTS: usize = 100;
+pub const MAX_AGENTS: usize = 100;
 /// Sensors, AgentBudgets and approvals that are shown; more are counted.
-pub const MOST_ROWS: usize = 100;
+pub const MAX_ROWS: usize = 100;
 
 /// A part of the page that is sent again when it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn parts(view: &PageView, zone: &TimeZone) -> Vec<PagePart> {
     if !view.notes.is_empty() {
         parts.push(part("notes", "Not shown", notes(&view.notes)));
     }
-    for agent in view.agents.iter().take(MOST_AGENTS) {
+    for agent in view.agents.iter().take(MAX_AGENTS) {
         let Some(history) = &agent.history else { continue };
         let (key, name) = (
             format!("{}/{}", agent.row.namespace, agent.row.agent),
@@ -133,7 +133,7 @@ pub fn document(parts: &[PagePart], zone: &TimeZone, more: &Markup) -> String {
 }
 
 fn notes(notes: &[String]) -> Markup {
-    html! { @for note in notes.iter().take(MOST_ROWS) { p { (note) } } }
+    html! { @for note in notes.iter().take(MAX_ROWS) { p { (note) } } }
 }
 
 /// A request for an approval.
@@ -183,10 +183,10 @@ impl PageWriter<'_> {
                     @for name in ["Resumes", "Waits for"] { th scope="col" { (name) } }
                 } }
                 tbody {
-                    @for agent in agents.iter().take(MOST_AGENTS) { (self.agent(agent)) }
+                    @for agent in agents.iter().take(MAX_AGENTS) { (self.agent(agent)) }
                 }
             }
-            (more(agents.len(), MOST_AGENTS))
+            (more(agents.len(), MAX_AGENTS))
         }
     }
 
@@ -243,18 +243,18 @@ impl PageWriter<'_> {
                     @for name in ["For", "Gate", "Kind", "Tool", "Since", "Until"] { th scope="col" { (name) } }
                 } }
                 tbody {
-                    @for row in rows.iter().take(MOST_ROWS) { tr {
+                    @for row in rows.iter().take(MAX_ROWS) { tr {
                         @for text in &row.texts { td { (text) } }
                         td { (self.time(row.since)) }
                         td { @if let Some(at) = row.until { (self.time(at)) } }
                     } }
                 }
             }
-            (more(rows.len(), MOST_ROWS))
+            (more(rows.len(), MAX_ROWS))
         }
     }
 
-    fn budgets(&self, budgets: &[BudgetView]) -> Markup {
+    fn budgets(&self, budgets: &[BudgetRow]) -> Markup {
         html! {
             table {
                 caption { "Limits that Agents share" }
@@ -266,7 +266,7 @@ impl PageWriter<'_> {
                     th scope="col" { "Message" }
                 } }
                 tbody {
-                    @for budget in budgets.iter().take(MOST_ROWS) { @let summary = &budget.summary; tr {
+                    @for budget in budgets.iter().take(MAX_ROWS) { @let summary = &budget.summary; tr {
                         th scope="row" { (self.named(&budget.namespace, &budget.budget)) }
                         td .bad[budget.message.is_some()] { (budget.ready) }
                         @for text in [
@@ -277,7 +277,7 @@ impl PageWriter<'_> {
                     } }
                 }
             }
-            (more(budgets.len(), MOST_ROWS))
+            (more(budgets.len(), MAX_ROWS))
         }
     }
 
@@ -291,7 +291,7 @@ impl PageWriter<'_> {
                     th scope="col" { "Message" }
                 } }
                 tbody {
-                    @for sensor in sensors.iter().take(MOST_ROWS) { tr {
+                    @for sensor in sensors.iter().take(MAX_ROWS) { tr {
                         th scope="row" { (self.named(&sensor.namespace, &sensor.sensor)) }
                         td { (sensor.source) }
                         td .bad[sensor.message.is_some()] { (sensor.ready) }
@@ -301,7 +301,7 @@ impl PageWriter<'_> {
                     } }
                 }
             }
-            (more(sensors.len(), MOST_ROWS))
+            (more(sensors.len(), MAX_ROWS))
         }
     }
 
@@ -323,11 +323,11 @@ impl PageWriter<'_> {
                         td { (if turn.kind.is_empty() { "own" } else { &turn.kind }) }
                         td { (self.time_of(&turn.started_at)) }
                         td { @if let Some(at) = &turn.ended_at { (self.time_of(at)) } }
-                        td .text .bad[matches!(turn.end, Some(TurnEnd::Failed(_)))] { @match &turn.end {
+                        td .text .bad[matches!(turn.end, Some(TurnResult::Failed(_)))] { @match &turn.end {
                             None => "in progress",
-                            Some(TurnEnd::Completed(how)) if how.is_empty() => "completed",
-                            Some(TurnEnd::Completed(how)) => { "completed: " (how) }
-                            Some(TurnEnd::Failed(kind)) => { "failed: " (kind) }
+                            Some(TurnResult::Completed(how)) if how.is_empty() => "completed",
+                            Some(TurnResult::Completed(how)) => { "completed: " (how) }
+                            Some(TurnResult::Failed(kind)) => { "failed: " (kind) }
                         } }
                         @for count in [turn.calls, turn.runs, turn.denied] { td .number { (count) } }
                         td .text { (turn.tools.iter().map(String::as_str).collect::<Vec<_>>().join(", ")) }

@@ -11,19 +11,19 @@ use crate::link::events::EventLine;
 use crate::support::text::{first_chars, with_ellipsis};
 
 /// Turns of one Agent that are kept.
-pub const MOST_TURNS: usize = 10;
+pub const MAX_TURNS: usize = 10;
 /// Events of one Agent that are kept.
-pub const MOST_EVENTS: usize = 30;
+pub const MAX_EVENTS: usize = 30;
 /// Lines of a journal that are read for them.
-pub const MOST_LINES: u16 = 300;
+pub const MAX_LINES: u16 = 300;
 /// Tools of one turn that are named.
-const MOST_TOOLS: usize = 8;
+const MAX_TOOLS: usize = 8;
 /// Characters of a note or a message that are kept. A worker may send any text, also one of the size of a frame.
-pub(super) const MOST_CHARS: usize = 200;
+pub(super) const MAX_CHARS: usize = 200;
 /// Characters of the name of a tool, a gate or a kind that are kept.
-pub(super) const MOST_NAME_CHARS: usize = 64;
+pub(super) const MAX_NAME_CHARS: usize = 64;
 /// Characters of the name of an event, a time, an id or an outcome that are kept.
-const MOST_WORD_CHARS: usize = 32;
+const MAX_WORD_CHARS: usize = 32;
 
 /// One turn, as its events describe it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct TurnRecord {
     pub started_at: String,
     pub ended_at: Option<String>,
     /// How it ended; `None` while it is in progress.
-    pub end: Option<TurnEnd>,
+    pub end: Option<TurnResult>,
     /// Attempts at model calls.
     pub calls: u32,
     /// Tool runs.
@@ -47,7 +47,7 @@ pub struct TurnRecord {
 
 /// How a turn ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TurnEnd {
+pub enum TurnResult {
     /// With this yield.
     Completed(String),
     /// With this kind of failure.
@@ -102,7 +102,7 @@ impl AgentHistory {
         bound(&mut event);
         self.count(&event);
         self.events.push_back(event);
-        while self.events.len() > MOST_EVENTS {
+        while self.events.len() > MAX_EVENTS {
             self.events.pop_front();
         }
     }
@@ -115,7 +115,7 @@ impl AgentHistory {
                 started_at: event.at.clone(),
                 ..TurnRecord::default()
             });
-            while self.turns.len() > MOST_TURNS {
+            while self.turns.len() > MAX_TURNS {
                 self.turns.pop_front();
             }
             return;
@@ -125,13 +125,13 @@ impl AgentHistory {
             return;
         };
         let end = match event.event.as_str() {
-            "autonomy:turn_completed" => TurnEnd::Completed(event.note.clone()),
-            "autonomy:turn_failed" => TurnEnd::Failed(event.note.clone()),
+            "autonomy:turn_completed" => TurnResult::Completed(event.note.clone()),
+            "autonomy:turn_failed" => TurnResult::Failed(event.note.clone()),
             "model:call_started" => return turn.calls += 1,
             "tool:denied" => return turn.denied += 1,
             "tool:intent" => {
                 turn.runs += 1;
-                if turn.tools.len() < MOST_TOOLS {
+                if turn.tools.len() < MAX_TOOLS {
                     turn.tools.extend(event.tool.clone());
                 }
                 return;
@@ -152,15 +152,15 @@ fn bound(event: &mut EventLine) {
     let shown = |text: &Option<String>, most| text.as_ref().map(|text| shortened(text, most));
     *event = EventLine {
         seq: event.seq,
-        event: shortened(&event.event, MOST_WORD_CHARS),
-        at: shortened(&event.at, MOST_WORD_CHARS),
+        event: shortened(&event.event, MAX_WORD_CHARS),
+        at: shortened(&event.at, MAX_WORD_CHARS),
         member: event.member,
         turn: event.turn,
-        call: shown(&event.call, MOST_WORD_CHARS),
-        run: shown(&event.run, MOST_WORD_CHARS),
-        tool: shown(&event.tool, MOST_NAME_CHARS),
-        outcome: shown(&event.outcome, MOST_WORD_CHARS),
-        note: shortened(&event.note, MOST_CHARS),
+        call: shown(&event.call, MAX_WORD_CHARS),
+        run: shown(&event.run, MAX_WORD_CHARS),
+        tool: shown(&event.tool, MAX_NAME_CHARS),
+        outcome: shown(&event.outcome, MAX_WORD_CHARS),
+        note: shortened(&event.note, MAX_CHARS),
         ..EventLine::default()
     };
 }
@@ -218,14 +218,14 @@ mod tests {
             kind: "heartbeat".into(),
             started_at: "2026-11-22T12:00:01Z".into(),
             ended_at: Some("2026-11-22T12:00:08Z".into()),
-            end: Some(TurnEnd::Completed("sleep".into())),
+            end: Some(TurnResult::Completed("sleep".into())),
             calls: 2,
             runs: 2,
             denied: 1,
             tools: BTreeSet::from(["files__read".into()]),
         };
         assert_eq!(turns[0], first);
-        assert_eq!(turns[1].end, Some(TurnEnd::Failed("Timeout".into())));
+        assert_eq!(turns[1].end, Some(TurnResult::Failed("Timeout".into())));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
             };
             let names = ["autonomy:turn_started", "tool:intent", long.as_str()];
             let history = history((0..30).map(|seq| hostile(seq + 1, names[usize::try_from(seq).unwrap() % 3])));
-            assert_eq!(history.events.len(), MOST_EVENTS);
+            assert_eq!(history.events.len(), MAX_EVENTS);
             assert!(history.events.iter().all(|event| event.messages.is_empty()));
             let sizes = (
                 serde_json::to_string(&history.events).unwrap().len(),
@@ -292,25 +292,25 @@ mod tests {
     #[test]
     fn as_many_turns_events_tools_and_characters_are_kept_as_the_bounds_say() {
         let turns = |count: i64| history((1..=count).map(|seq| event(seq, "autonomy:turn_started", seq, "")));
-        let most = i64::try_from(MOST_TURNS).unwrap();
+        let most = i64::try_from(MAX_TURNS).unwrap();
         for (count, first) in [(most, 1), (most + 1, 2)] {
             let history = turns(count);
-            assert_eq!((history.turns.len(), history.turns[0].turn), (MOST_TURNS, first));
+            assert_eq!((history.turns.len(), history.turns[0].turn), (MAX_TURNS, first));
         }
-        let most = i64::try_from(MOST_EVENTS).unwrap();
+        let most = i64::try_from(MAX_EVENTS).unwrap();
         for (count, first) in [(most, 1), (most + 1, 2)] {
             let history = turns(count);
-            assert_eq!((history.events.len(), history.events[0].seq), (MOST_EVENTS, first));
+            assert_eq!((history.events.len(), history.events[0].seq), (MAX_EVENTS, first));
         }
         let tools = (2..20).map(|seq| EventLine {
             tool: Some(format!("tool{seq}")),
-            ..event(seq, "tool:intent", 1, &"é".repeat(MOST_CHARS + 1))
+            ..event(seq, "tool:intent", 1, &"é".repeat(MAX_CHARS + 1))
         });
         let history = history([event(1, "autonomy:turn_started", 1, "")].into_iter().chain(tools));
-        assert_eq!((history.turns[0].tools.len(), history.turns[0].runs), (MOST_TOOLS, 18));
+        assert_eq!((history.turns[0].tools.len(), history.turns[0].runs), (MAX_TOOLS, 18));
         let note = &history.events[1].note;
         assert!(
-            note.starts_with(&"é".repeat(MOST_CHARS)) && note.chars().count() <= MOST_CHARS + 3,
+            note.starts_with(&"é".repeat(MAX_CHARS)) && note.chars().count() <= MAX_CHARS + 3,
             "{note}"
         );
     }

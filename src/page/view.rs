@@ -5,8 +5,8 @@
 use jiff::Timestamp;
 
 use super::agent_rows::AgentRow;
-use super::html::MOST_ROWS;
-use super::recent::{AgentHistory, MOST_NAME_CHARS, shortened};
+use super::html::MAX_ROWS;
+use super::recent::{AgentHistory, MAX_NAME_CHARS, shortened};
 use super::sensor_rows::SensorRow;
 use crate::api::budget::BudgetSummary;
 use crate::api::money::dollars;
@@ -18,7 +18,7 @@ use crate::link::messages::PodReport;
 #[derive(Clone, Debug, Default)]
 pub struct PageView {
     pub agents: Vec<AgentView>,
-    pub budgets: Vec<BudgetView>,
+    pub budgets: Vec<BudgetRow>,
     pub sensors: Vec<SensorRow>,
     /// What is not shown, and why.
     pub notes: Vec<String>,
@@ -42,7 +42,7 @@ pub struct AgentView {
 
 /// What a page shows of a budget.
 #[derive(Clone, Debug, Default)]
-pub struct BudgetView {
+pub struct BudgetRow {
     pub namespace: String,
     pub budget: String,
     /// Whether it works: `True`, `False` or `Unknown`.
@@ -74,7 +74,7 @@ impl AgentView {
             usage,
             budget: status.and_then(|status| status.summary.as_ref()?.budget.clone()),
             gates: match reported {
-                Some(loop_) => loop_.gates.iter().take(MOST_ROWS).map(bounded).collect(),
+                Some(loop_) => loop_.gates.iter().take(MAX_ROWS).map(bounded).collect(),
                 None => status.map(|status| status.gates.clone()).unwrap_or_default(),
             },
             history,
@@ -86,9 +86,9 @@ impl AgentView {
 /// What is shown of a gate: a worker may report any texts.
 fn bounded(gate: &Gate) -> Gate {
     Gate {
-        id: shortened(&gate.id, MOST_NAME_CHARS),
+        id: shortened(&gate.id, MAX_NAME_CHARS),
         kind: gate.kind,
-        tool: shortened(&gate.tool, MOST_NAME_CHARS),
+        tool: shortened(&gate.tool, MAX_NAME_CHARS),
         arguments_hash: String::new(),
         opened_at: gate.opened_at.clone(),
         expires_at: gate.expires_at.clone(),
@@ -96,7 +96,7 @@ fn bounded(gate: &Gate) -> Gate {
     }
 }
 
-impl BudgetView {
+impl BudgetRow {
     #[must_use]
     pub fn new(budget: &AgentBudget) -> Self {
         let status = budget.status.clone().unwrap_or_default();
@@ -154,7 +154,7 @@ mod tests {
             loop_: Some(LoopReport {
                 state: LoopState::Paused,
                 reasons: vec![held; 20],
-                gates: vec![gate; MOST_ROWS + 1],
+                gates: vec![gate; MAX_ROWS + 1],
                 wake: serde_json::from_value::<WakeCondition>(wake).ok(),
                 consecutive_errors: 1,
                 last_error: Some(serde_json::from_value(error).unwrap()),
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(row.reasons.len(), 16);
         assert!(row.wakes_on.is_some() && row.last_error.is_some() && row.message.is_some());
         let agent = AgentView::new(&agent, row, Some(&report), None);
-        assert_eq!(agent.gates.len(), MOST_ROWS);
+        assert_eq!(agent.gates.len(), MAX_ROWS);
         let size = format!("{agent:?}").len();
         assert!(size < 64 * 1024, "{size} bytes in memory");
         let view = PageView {

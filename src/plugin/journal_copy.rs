@@ -23,9 +23,9 @@ use crate::link::pod::{BINARY, WORKER_CONTAINER};
 pub type JournalExport = fn(&[u8], &str) -> Result<String, String>;
 
 /// Most bytes of a copy: several times what a journal keeps of texts.
-const MOST_BYTES: usize = 512 << 20;
+const MAX_BYTES: usize = 512 << 20;
 /// Most bytes of the errors of the command that are shown.
-const MOST_ERROR_BYTES: usize = 2_048;
+const MAX_ERROR_BYTES: usize = 2_048;
 /// Longest silence of the command, which waits for no one.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How often the command is run until it succeeds: it fails while the worker cleans up the journal.
@@ -74,7 +74,7 @@ async fn copy(pods: &Api<Pod>, pod: &str, namespace: &str) -> Result<Result<Vec<
     // Both at once: the connection stands still while one of them is not read.
     let reading = async {
         let errors = async { Ok(read_some(&mut err).await) };
-        tokio::try_join!(read(&mut out, MOST_BYTES), errors)
+        tokio::try_join!(read(&mut out, MAX_BYTES), errors)
     };
     tokio::pin!(reading, status);
     let (output, status) = tokio::select! {
@@ -93,7 +93,7 @@ async fn copy(pods: &Api<Pod>, pod: &str, namespace: &str) -> Result<Result<Vec<
         Err(ReadProblem::Silent) => Err(silent()),
         Err(ReadProblem::TooLong) => Err(PluginError::Refused(format!(
             "the journal of Agent {pod} has more than {} MiB: copy it with kubectl exec, and use --file",
-            MOST_BYTES >> 20
+            MAX_BYTES >> 20
         ))),
         Err(ReadProblem::Lost(error)) => Ok(Err(format!("the connection was lost ({})", error.kind()))),
     }
@@ -166,7 +166,7 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
     let mut chunk = [0; 512];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
-        let room = MOST_ERROR_BYTES.saturating_sub(bytes.len());
+        let room = MAX_ERROR_BYTES.saturating_sub(bytes.len());
         bytes.extend_from_slice(&chunk[..length.min(room)]);
     }
     String::from_utf8_lossy(&bytes).trim().to_owned()
@@ -183,8 +183,8 @@ mod tests {
         assert_eq!(read(whole.len()).await.unwrap(), whole);
         assert!(matches!(read(whole.len() - 1).await, Err(ReadProblem::TooLong)));
         for (length, shown) in [
-            (MOST_ERROR_BYTES, MOST_ERROR_BYTES),
-            (MOST_ERROR_BYTES + 1, MOST_ERROR_BYTES),
+            (MAX_ERROR_BYTES, MAX_ERROR_BYTES),
+            (MAX_ERROR_BYTES + 1, MAX_ERROR_BYTES),
         ] {
             let text = "x".repeat(length);
             assert_eq!(read_some(&mut text.as_bytes()).await.len(), shown);

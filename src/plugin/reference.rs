@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::{Arg, Command};
 
 use super::failure::ExitStatus;
-use super::report::redaction::MOST_DIGITS;
+use super::report::redaction::MAX_DIGITS;
 use super::screens::checks::PERMISSIONS;
 
 /// The page as Markdown.
@@ -43,7 +43,7 @@ pub fn markdown() -> String {
             permission.verb, permission.commands
         );
     }
-    page.push_str(&TAIL.replace("MOST_DIGITS", &MOST_DIGITS.to_string()));
+    page.push_str(&TAIL.replace("MAX_DIGITS", &MAX_DIGITS.to_string()));
     page
 }
 
@@ -143,7 +143,7 @@ not read.
 
 Texts are left out and replaced by their lengths: instructions, prompts, schemas, expressions, values of labels, annotations, headers and environment
 variables, and any other text that is not known to be harmless. Of URLs, scheme, host and port stay. Of messages in statuses, Events and logs, the words
-that are names in the API stay, and numbers of up to MOST_DIGITS digits. Keys, numbers, times, reasons, and the names of objects and models stay. Look at the
+that are names in the API stay, and numbers of up to MAX_DIGITS digits. Keys, numbers, times, reasons, and the names of objects and models stay. Look at the
 files before you publish them.
 
 ## Usage in a period

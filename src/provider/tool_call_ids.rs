@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 /// Maximum length of an id.
-const LONGEST: usize = 40;
+const MAX_ID_CHARS: usize = 40;
 
 /// The ids of one request. Call the methods in the order of its messages.
 #[derive(Default)]
@@ -28,14 +28,14 @@ impl<'a> ToolCallIds<'a> {
         let plain: String = id
             .chars()
             .map(|letter| if known(letter) { letter } else { '_' })
-            .take(LONGEST)
+            .take(MAX_ID_CHARS)
             .collect();
         let mut sent = plain.clone();
         let mut number = 1_u32;
         while sent.is_empty() || self.used.contains(&sent) {
             number += 1;
             let end = format!("-{number}");
-            sent = plain.chars().take(LONGEST - end.len()).collect::<String>() + &end;
+            sent = plain.chars().take(MAX_ID_CHARS - end.len()).collect::<String>() + &end;
         }
         self.used.insert(sent.clone());
         self.open.insert(id, sent.clone());

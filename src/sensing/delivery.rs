@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rules::{MOST_TEXT_BYTES, MOST_VALUE_BYTES};
+use super::rules::{MAX_TEXT_BYTES, MAX_VALUE_BYTES};
 use super::scored_effects::ScoredEffects;
 use agentloop_api::sensor::SignalPriority;
 
@@ -36,15 +36,15 @@ pub struct SensorEvent {
 }
 
 /// Highest number of an event: the largest integer that every JSON parser reads exactly.
-pub const MOST_SEQ: i64 = (1 << 53) - 1;
+pub const MAX_SEQ: i64 = (1 << 53) - 1;
 /// Most updates, notifications or questions of one event: the most updates or signals of a Sensor, plus one of its own.
-pub(super) const MOST_PARTS: usize = 17;
+pub(super) const MAX_PARTS: usize = 17;
 /// Most bytes of a field's name.
-const MOST_FIELD_BYTES: usize = 63;
+const MAX_FIELD_BYTES: usize = 63;
 /// Most bytes of an event's name: `signal/<sensor>/<signal>`.
-pub(super) const MOST_NAME_BYTES: usize = 512;
+pub(super) const MAX_NAME_BYTES: usize = 512;
 /// Most bytes of an id. The longest is that of a file event, which contains the path.
-const MOST_ID_BYTES: usize = 8 * 1024;
+const MAX_ID_BYTES: usize = 8 * 1024;
 
 impl SensorEvent {
     /// Whether the rules could have produced it. A receiver does not trust the sending pod: an attacker who took it
@@ -56,8 +56,8 @@ impl SensorEvent {
         let notices = self.notifications.iter();
         let mut notices = notices.chain(questions.iter().filter_map(|question| question.notice.as_ref()));
         let mut updates = self.updates.iter().chain(asked.iter().flat_map(|trial| &trial.updates));
-        (1..=MOST_SEQ).contains(&self.seq)
-            && self.id.len() <= MOST_ID_BYTES
+        (1..=MAX_SEQ).contains(&self.seq)
+            && self.id.len() <= MAX_ID_BYTES
             && [
                 self.updates.len(),
                 self.notifications.len(),
@@ -65,11 +65,11 @@ impl SensorEvent {
                 questions.len(),
             ]
             .iter()
-            .all(|parts| *parts <= MOST_PARTS)
-            && self.wakes.iter().all(|name| name.len() <= MOST_NAME_BYTES)
-            && notices.all(|notice| notice.text.len() <= MOST_TEXT_BYTES && notice.source.len() <= MOST_NAME_BYTES)
+            .all(|parts| *parts <= MAX_PARTS)
+            && self.wakes.iter().all(|name| name.len() <= MAX_NAME_BYTES)
+            && notices.all(|notice| notice.text.len() <= MAX_TEXT_BYTES && notice.source.len() <= MAX_NAME_BYTES)
             && updates.all(|update| {
-                update.field.len() <= MOST_FIELD_BYTES && update.value.to_string().len() <= MOST_VALUE_BYTES
+                update.field.len() <= MAX_FIELD_BYTES && update.value.to_string().len() <= MAX_VALUE_BYTES
             })
             && asked.is_none_or(ScoredEffects::is_plausible)
     }

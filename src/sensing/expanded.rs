@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 
 /// Most bytes of a parsed payload. A pod of 128 MiB has room for six such values: the payload, the previous one, copies
 /// of both for serialization, and both as expression values.
-pub const MOST_BYTES: usize = 12 * 1024 * 1024;
+pub const MAX_BYTES: usize = 12 * 1024 * 1024;
 /// A shorter text cannot exceed the bound.
 const SHORT: usize = 64 * 1024;
 /// Size of a value in place.
@@ -22,13 +22,13 @@ const FIRST_ENTRIES: usize = 11;
 /// Size of each further entry.
 const ENTRY: usize = 112;
 
-/// Whether a JSON text takes more than [`MOST_BYTES`]. Text that is not JSON does not.
+/// Whether a JSON text takes more than [`MAX_BYTES`]. Text that is not JSON does not.
 #[must_use]
 pub fn is_too_large(text: &str) -> bool {
     if text.len() <= SHORT {
         return false;
     }
-    let left = Cell::new(Some(MOST_BYTES));
+    let left = Cell::new(Some(MAX_BYTES));
     // A syntax error is reported by the actual parser.
     let _ = Measure(&left).deserialize(&mut serde_json::Deserializer::from_str(text));
     left.get().is_none()
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn the_bound_is_exact() {
         let of = |items: usize| format!("[{}]", vec!["0"; items].join(","));
-        let most = (MOST_BYTES - VALUE - LIST) / VALUE;
+        let most = (MAX_BYTES - VALUE - LIST) / VALUE;
         assert!(!is_too_large(&of(most)));
         assert!(is_too_large(&of(most + 1)));
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn no_short_text_is_larger_than_the_bound() {
         for item in ["0", "{}", "[0]", "{\"\":0}", "[{}]"] {
-            let left = Cell::new(Some(MOST_BYTES));
+            let left = Cell::new(Some(MAX_BYTES));
             let text = list(item, SHORT);
             assert!(
                 Measure(&left)

@@ -23,24 +23,24 @@ use serde_json::Value;
 use values::{TEXT_PER_COST, size, to_cel, to_json};
 
 /// Most bytes of an expression.
-pub const MOST_BYTES: usize = 4096;
+pub const MAX_BYTES: usize = 4096;
 /// Most nested nodes.
-pub const MOST_DEPTH: usize = 64;
+pub const MAX_DEPTH: usize = 64;
 /// Most nested brackets.
-pub const MOST_BRACKETS: usize = 24;
+pub const MAX_BRACKETS: usize = 24;
 /// Most operator characters.
-pub const MOST_OPERATORS: usize = 256;
+pub const MAX_OPERATORS: usize = 256;
 /// Nesting for which the stack of any thread suffices.
 const SHALLOW: usize = 12;
 /// Stack size of the helper thread: the parser needs much for each bracket, an evaluation for each node. Untouched
 /// stack costs no memory.
 const STACK_BYTES: usize = 32 * 1024 * 1024;
 /// Most that one evaluation may cost, in values and pieces of text that are visited.
-pub const MOST_COST: u64 = 4_000_000;
+pub const MAX_COST: u64 = 4_000_000;
 /// Most patterns in all expressions of one Sensor.
-pub const MOST_PATTERNS: usize = 32;
+pub const MAX_PATTERNS: usize = 32;
 /// Most bytes of one pattern's text.
-pub const MOST_PATTERN_BYTES: usize = 512;
+pub const MAX_PATTERN_BYTES: usize = 512;
 /// Most bytes of one automaton of a compiled pattern, of which there are two. A short pattern such as `\w{100}` grows
 /// to whatever is allowed.
 const PATTERN_BYTES: usize = 256 * 1024;
@@ -49,7 +49,7 @@ const SMALL_PATTERNS: [usize; 2] = [16 * 1024, 64 * 1024];
 /// This many bytes of an automaton cost 1 for each 32 bytes of text that it scans.
 const PATTERN_PER_COST: usize = 1024;
 /// Most bytes of a string that `json` returns: each nested `json` doubles the escapes.
-pub const MOST_JSON_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_JSON_BYTES: usize = 4 * 1024 * 1024;
 
 /// What an expression is about, which decides its variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,23 +141,21 @@ pub struct PatternAllowance {
 
 impl Default for PatternAllowance {
     fn default() -> Self {
-        Self {
-            patterns: MOST_PATTERNS,
-        }
+        Self { patterns: MAX_PATTERNS }
     }
 }
 
 impl PatternAllowance {
     fn pattern(&mut self, text: &str) -> Result<(), String> {
-        if text.len() > MOST_PATTERN_BYTES {
+        if text.len() > MAX_PATTERN_BYTES {
             return Err(format!(
-                "has a pattern in matches of {} bytes, and {MOST_PATTERN_BYTES} are allowed: shorten it",
+                "has a pattern in matches of {} bytes, and {MAX_PATTERN_BYTES} are allowed: shorten it",
                 text.len()
             ));
         }
         let Some(left) = self.patterns.checked_sub(1) else {
             return Err(format!(
-                "calls matches too often: the expressions may have {MOST_PATTERNS} patterns in total; join them with |"
+                "calls matches too often: the expressions may have {MAX_PATTERNS} patterns in total; join them with |"
             ));
         };
         self.patterns = left;
@@ -235,8 +233,8 @@ impl Expression {
         scope: ExpressionScope,
         allowance: &mut PatternAllowance,
     ) -> Result<Self, String> {
-        if text.len() > MOST_BYTES {
-            return Err(format!("must be at most {MOST_BYTES} bytes, and has {}", text.len()));
+        if text.len() > MAX_BYTES {
+            return Err(format!("must be at most {MAX_BYTES} bytes, and has {}", text.len()));
         }
         check_nesting(text)?;
         let mut tree = parse(text, scope)?;
@@ -320,9 +318,9 @@ fn check_nesting(text: &str) -> Result<(), String> {
             (None, '+' | '-' | '*' | '/' | '%' | '!' | '?' | '.' | '<' | '>' | '=' | '&' | '|') => operators += 1,
             (None, _) => {}
         }
-        if brackets > MOST_BRACKETS || operators > MOST_OPERATORS {
+        if brackets > MAX_BRACKETS || operators > MAX_OPERATORS {
             return Err(format!(
-                "has more than {MOST_BRACKETS} nested brackets or {MOST_OPERATORS} operators: simplify it"
+                "has more than {MAX_BRACKETS} nested brackets or {MAX_OPERATORS} operators: simplify it"
             ));
         }
     }
@@ -349,7 +347,7 @@ struct CostMeter {
 impl CostMeter {
     fn new(size: u64) -> Self {
         Self {
-            left: Arc::new(AtomicU64::new(MOST_COST)),
+            left: Arc::new(AtomicU64::new(MAX_COST)),
             size,
         }
     }
@@ -402,8 +400,8 @@ struct ExpressionCompiler<'a> {
 
 impl ExpressionCompiler<'_> {
     fn visit(&mut self, tree: &mut IdedExpr, depth: usize) -> Result<(), String> {
-        if depth >= MOST_DEPTH {
-            return Err(format!("is nested deeper than {MOST_DEPTH} levels: simplify it"));
+        if depth >= MAX_DEPTH {
+            return Err(format!("is nested deeper than {MAX_DEPTH} levels: simplify it"));
         }
         self.weight.steps += 1;
         let depth = depth + 1;

@@ -18,13 +18,13 @@ use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::hash::{sha256_hex, sha256_u64};
 
 /// Most levels of nesting in a payload.
-pub const MOST_DEPTH: usize = 32;
+pub const MAX_DEPTH: usize = 32;
 /// Most bytes of a field's value, as JSON.
-pub const MOST_VALUE_BYTES: usize = 8 * 1024;
+pub const MAX_VALUE_BYTES: usize = 8 * 1024;
 /// Most bytes of a notification.
-pub const MOST_TEXT_BYTES: usize = 2 * 1024;
+pub const MAX_TEXT_BYTES: usize = 2 * 1024;
 /// Most bytes of a notification as a JSON string.
-pub const MOST_ESCAPED_BYTES: usize = 2 * MOST_TEXT_BYTES;
+pub const MAX_ESCAPED_BYTES: usize = 2 * MAX_TEXT_BYTES;
 /// Prefix of the text of a task.
 pub const TASK_PREFIX: &str = "Task: ";
 /// Suffix of a truncated text.
@@ -71,7 +71,7 @@ pub enum RulesOutcome {
     Filtered,
     /// It exceeds a limit.
     Dropped,
-    /// It is nested deeper than [`MOST_DEPTH`]; counted as dropped.
+    /// It is nested deeper than [`MAX_DEPTH`]; counted as dropped.
     TooDeep,
     /// It could not be processed; [`RulesState::failure`] says why.
     Failed,
@@ -161,7 +161,7 @@ impl SensorRules {
             return failed(state, "the payload is neither JSON nor UTF-8 text".into());
         };
         if expanded::is_too_large(text) {
-            let most = expanded::MOST_BYTES / (1024 * 1024);
+            let most = expanded::MAX_BYTES / (1024 * 1024);
             return failed(
                 state,
                 format!(
@@ -175,7 +175,7 @@ impl SensorRules {
             Err(error) if error.to_string().starts_with("recursion limit exceeded") => return too_deep(state),
             Err(_) => text.into(),
         };
-        if is_deep(&payload, MOST_DEPTH) {
+        if is_deep(&payload, MAX_DEPTH) {
             return too_deep(state);
         }
         let arrival = HeldEvent {
@@ -401,8 +401,8 @@ impl FieldUpdate {
             .evaluate(variables)
             .map_err(|failure| invalid(field(), &failure))?;
         let bytes = value.to_string().len();
-        if bytes > MOST_VALUE_BYTES {
-            let detail = format!("must be at most {MOST_VALUE_BYTES} bytes as JSON, and has {bytes}");
+        if bytes > MAX_VALUE_BYTES {
+            let detail = format!("must be at most {MAX_VALUE_BYTES} bytes as JSON, and has {bytes}");
             return Err(invalid(field(), &detail));
         }
         Ok(FieldValue {
@@ -484,16 +484,16 @@ fn is_deep(value: &Value, levels: usize) -> bool {
 /// Truncates a text to the size of a notification. Control characters take six bytes each in JSON, so text that
 /// consists mostly of those is cut earlier.
 fn truncate(mut text: String) -> String {
-    let most = MOST_TEXT_BYTES - CUT.len();
+    let most = MAX_TEXT_BYTES - CUT.len();
     let (mut end, mut escaped) = (0, 0);
     for (place, character) in text.char_indices() {
         escaped += escaped_length(character);
         let after = place + character.len_utf8();
-        if after <= most && escaped <= MOST_ESCAPED_BYTES - CUT.len() {
+        if after <= most && escaped <= MAX_ESCAPED_BYTES - CUT.len() {
             end = after;
         }
     }
-    if text.len() > MOST_TEXT_BYTES || escaped > MOST_ESCAPED_BYTES {
+    if text.len() > MAX_TEXT_BYTES || escaped > MAX_ESCAPED_BYTES {
         text.truncate(end);
         text.push_str(CUT);
     }

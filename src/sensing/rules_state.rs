@@ -10,7 +10,7 @@ use agentloop_api::sensor::SensorTotals;
 use agentloop_support::bounded::push_latest;
 
 /// Sender ids that are remembered.
-pub const MOST_REMEMBERED: usize = 256;
+pub const MAX_REMEMBERED: usize = 256;
 /// Length of the window of `perMinute`, in seconds.
 const WINDOW_SECONDS: i64 = 60;
 
@@ -113,6 +113,6 @@ impl RulesState {
     }
 
     pub(super) fn remember(&mut self, key: u64) {
-        push_latest(&mut self.remembered, key, MOST_REMEMBERED);
+        push_latest(&mut self.remembered, key, MAX_REMEMBERED);
     }
 }

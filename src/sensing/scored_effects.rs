@@ -7,15 +7,15 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::delivery::{FieldValue, MOST_NAME_BYTES, MOST_PARTS, SensorEvent, SensorNotification};
+use super::delivery::{FieldValue, MAX_NAME_BYTES, MAX_PARTS, SensorEvent, SensorNotification};
 use super::rules::TASK_PREFIX;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::text::truncate_bytes;
 
 /// Most bytes of a payload, as JSON, in a question.
-pub const MOST_DATA_BYTES: usize = 8 * 1024;
+pub const MAX_DATA_BYTES: usize = 8 * 1024;
 /// Most bytes of a question's prompt: 2,048 characters.
-const MOST_PROMPT_BYTES: usize = 4 * 2048;
+const MAX_PROMPT_BYTES: usize = 4 * 2048;
 /// Prefix of a notification whose signal was not scored.
 const UNSCORED: &str = "[not scored: the light model gave no answer] ";
 
@@ -113,16 +113,16 @@ impl ScoredEffects {
     /// Whether the rules could have produced it.
     pub(super) fn is_plausible(&self) -> bool {
         let short = |question: &SignalScoreRequest| {
-            question.signal.len() <= MOST_NAME_BYTES && question.prompt.len() <= MOST_PROMPT_BYTES
+            question.signal.len() <= MAX_NAME_BYTES && question.prompt.len() <= MAX_PROMPT_BYTES
         };
-        self.data.len() <= MOST_DATA_BYTES && self.updates.len() <= MOST_PARTS && self.questions.iter().all(short)
+        self.data.len() <= MAX_DATA_BYTES && self.updates.len() <= MAX_PARTS && self.questions.iter().all(short)
     }
 
     /// The payload as shown to the model.
     #[must_use]
     pub fn data(payload: &Value) -> String {
         let mut data = payload.to_string();
-        truncate_bytes(&mut data, MOST_DATA_BYTES);
+        truncate_bytes(&mut data, MAX_DATA_BYTES);
         data
     }
 }

@@ -13,11 +13,11 @@ use super::FieldError;
 use agentloop_api::sensor::WatchSource;
 
 /// Most files and folders below the watched path: with more, the source fails until there are fewer.
-pub const MOST_ENTRIES: usize = 10_000;
+pub const MAX_ENTRIES: usize = 10_000;
 /// Most nested folders.
-pub const MOST_LEVELS: usize = 32;
+pub const MAX_LEVELS: usize = 32;
 /// Larger files are not hashed: they count as changed when their size or modification time changes.
-pub const MOST_HASHED_BYTES: u64 = 64 * 1024 * 1024;
+pub const MAX_HASHED_BYTES: u64 = 64 * 1024 * 1024;
 /// How long a file must be unchanged until it counts as completely written.
 pub const SETTLED: Duration = Duration::from_secs(1);
 /// How long to wait for a file that is open for writing but not written to.

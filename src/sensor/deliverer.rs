@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::outbox::{AckOutcome, EventReceiver, Outbox, OutboxError};
 use crate::link::client::LinkClient;
-use crate::link::deliveries::{DeliveryAck, DeliveryRequest, MOST_DELIVERY_BYTES, ReceiverTerms};
+use crate::link::deliveries::{DeliveryAck, DeliveryRequest, MAX_DELIVERY_BYTES, ReceiverTerms};
 use crate::sensing::delivery::{Delivery, SensorEvent};
 use crate::support::backoff::{Backoff, jitter};
 
@@ -199,7 +199,7 @@ impl<R> EventDeliverer<R> {
     /// The next events for a receiver, and the id of the [`Outbox`] that goes with them.
     fn offer(&self, uid: &str) -> Result<(String, Vec<SensorEvent>), OutboxError> {
         let outbox = self.outbox.lock();
-        Ok((outbox.id_for(uid)?, outbox.next(uid, MOST_DELIVERY_BYTES)?))
+        Ok((outbox.id_for(uid)?, outbox.next(uid, MAX_DELIVERY_BYTES)?))
     }
 }
 

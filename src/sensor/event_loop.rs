@@ -21,7 +21,7 @@ use crate::sensing::source::{ArrivalOutcome, SourceArrival, SourceCondition, Sou
 const LOOK: Duration = Duration::from_secs(5);
 
 pub struct SensorEventLoop {
-    pub pulse: LoopLiveness,
+    pub liveness: LoopLiveness,
     pub keeper: EventIngester,
     pub outbox: SharedOutbox,
     pub sources: SourceContext,
@@ -48,11 +48,11 @@ impl SensorEventLoop {
         let cursor = self.keeper.cursor().clone();
         let mut ear = self.start_source(cursor);
         loop {
-            self.pulse.beat();
-            let told = self
+            self.liveness.record_iteration();
+            let result = self
                 .send_report(&mut ear)
                 .and_then(|()| self.keeper.expire(Timestamp::now()));
-            match told {
+            match result {
                 Ok(()) | Err(OutboxError::Full { .. }) => {}
                 Err(error) => return error,
             }

@@ -23,21 +23,21 @@ const QUESTION: Duration = Duration::from_secs(1);
 pub struct LoopLiveness {
     begun: Instant,
     /// Milliseconds from [`Self::begun`].
-    beat: Arc<AtomicU64>,
+    last_iteration: Arc<AtomicU64>,
 }
 
 impl Default for LoopLiveness {
     fn default() -> Self {
         Self {
             begun: Instant::now(),
-            beat: Arc::default(),
+            last_iteration: Arc::default(),
         }
     }
 }
 
 impl LoopLiveness {
-    pub fn beat(&self) {
-        self.beat.store(self.now(), Ordering::Relaxed);
+    pub fn record_iteration(&self) {
+        self.last_iteration.store(self.now(), Ordering::Relaxed);
     }
 
     fn now(&self) -> u64 {
@@ -45,7 +45,7 @@ impl LoopLiveness {
     }
 
     fn is_alive(&self) -> bool {
-        let since = self.now().saturating_sub(self.beat.load(Ordering::Relaxed));
+        let since = self.now().saturating_sub(self.last_iteration.load(Ordering::Relaxed));
         Duration::from_millis(since) < HANGS
     }
 }
@@ -59,10 +59,10 @@ pub fn listen(name: &str) -> std::io::Result<UnixListener> {
 }
 
 /// Answers probes until it is dropped.
-pub async fn serve(listener: UnixListener, pulse: LoopLiveness) {
+pub async fn serve(listener: UnixListener, liveness: LoopLiveness) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(timeout(QUESTION, answer(stream, &pulse)).await),
+            Ok((stream, _)) => drop(timeout(QUESTION, answer(stream, &liveness)).await),
             Err(error) => {
                 tracing::debug!(%error, "failed to accept a probe connection");
                 tokio::time::sleep(QUESTION).await;
@@ -71,10 +71,10 @@ pub async fn serve(listener: UnixListener, pulse: LoopLiveness) {
     }
 }
 
-async fn answer(mut stream: UnixStream, pulse: &LoopLiveness) -> std::io::Result<()> {
+async fn answer(mut stream: UnixStream, liveness: &LoopLiveness) -> std::io::Result<()> {
     // There is only one request, and it fits into one read.
     let _ = stream.read(&mut [0; 1024]).await?;
-    let status = if pulse.is_alive() {
+    let status = if liveness.is_alive() {
         "200 OK"
     } else {
         "503 Service Unavailable"
@@ -102,18 +102,20 @@ mod tests {
     async fn a_loop_that_turns_is_alive_and_one_that_stood_for_a_minute_is_not() {
         let name = format!("agentloop-health-test-{}", std::process::id());
         let hour = Duration::from_hours(1);
-        let pulse = LoopLiveness {
+        let liveness = LoopLiveness {
             begun: Instant::now().checked_sub(hour).unwrap(),
             ..LoopLiveness::default()
         };
-        let server = tokio::spawn(serve(listen(&name).unwrap(), pulse.clone()));
+        let server = tokio::spawn(serve(listen(&name).unwrap(), liveness.clone()));
         assert_eq!(ask(&name).await, "HTTP/1.1 503 Service Unavailable");
-        pulse.beat();
+        liveness.record_iteration();
         assert_eq!(ask(&name).await, "HTTP/1.1 200 OK");
         let before = |age: Duration| u64::try_from(hour.abs_diff(age).as_millis()).unwrap();
-        pulse.beat.store(before(Duration::from_secs(40)), Ordering::Relaxed);
+        liveness
+            .last_iteration
+            .store(before(Duration::from_secs(40)), Ordering::Relaxed);
         assert_eq!(ask(&name).await, "HTTP/1.1 200 OK");
-        pulse.beat.store(before(HANGS), Ordering::Relaxed);
+        liveness.last_iteration.store(before(HANGS), Ordering::Relaxed);
         assert_eq!(ask(&name).await, "HTTP/1.1 503 Service Unavailable");
         server.abort();
     }

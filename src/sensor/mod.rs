@@ -120,13 +120,13 @@ async fn run_source(options: SensorPodOptions, end: impl Future<Output = ()>) ->
     };
     let mut keeper = EventIngester::new(Arc::clone(&outbox), restored, rules);
     keeper.set_source(&source::identity(&terms.spec.source))?;
-    let pulse = LoopLiveness::default();
+    let liveness = LoopLiveness::default();
     let health = health::listen(&options.health_socket).map_err(|error| {
         // In `agentloop run`, processes share one network and thus this name; there are no probes there.
         tracing::debug!(%error, "failed to listen for probes; none will be answered");
     });
     let hearing = SensorEventLoop {
-        pulse: pulse.clone(),
+        liveness: liveness.clone(),
         keeper,
         outbox,
         sources: SourceContext {
@@ -147,16 +147,16 @@ async fn run_source(options: SensorPodOptions, end: impl Future<Output = ()>) ->
         error = deliverer.run(receivers.subscribe()) => return Err(error.into()),
         error = hearing.run() => return Err(error.into()),
         () = uplink.run() => {}
-        () = probes(health.ok(), pulse) => {}
+        () = probes(health.ok(), liveness) => {}
         () = end => {}
     }
     tracing::info!("ended");
     Ok(())
 }
 
-async fn probes(listener: Option<UnixListener>, pulse: LoopLiveness) {
+async fn probes(listener: Option<UnixListener>, liveness: LoopLiveness) {
     match listener {
-        Some(listener) => health::serve(listener, pulse).await,
+        Some(listener) => health::serve(listener, liveness).await,
         None => std::future::pending().await,
     }
 }

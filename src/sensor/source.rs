@@ -35,7 +35,7 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 /// Bytes of a quantity such as `100Mi`; an invalid one counts as the smallest that admission accepts.
 #[must_use]
 pub fn bytes(quantity: &str) -> i64 {
-    const LEAST: i64 = 32 << 20;
+    const MIN_BYTES: i64 = 32 << 20;
     let digits = quantity.trim_end_matches(|last: char| last.is_ascii_alphabetic());
     let factor: i64 = match &quantity[digits.len()..] {
         "" => 1,
@@ -47,12 +47,12 @@ pub fn bytes(quantity: &str) -> i64 {
         "Gi" => 1 << 30,
         "T" => 1_000_000_000_000,
         "Ti" => 1 << 40,
-        _ => return LEAST,
+        _ => return MIN_BYTES,
     };
     let (whole, _) = digits.split_once('.').unwrap_or((digits, ""));
     whole
         .parse::<i64>()
-        .map_or(LEAST, |whole| whole.saturating_mul(factor).max(LEAST))
+        .map_or(MIN_BYTES, |whole| whole.saturating_mul(factor).max(MIN_BYTES))
 }
 
 /// Fields that define how a source is accessed, and not which source it is.

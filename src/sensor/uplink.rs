@@ -15,8 +15,8 @@ use crate::link::messages::{HEARTBEAT_SECONDS, REPORT_SECONDS};
 use crate::support::backoff::{Backoff, jitter};
 
 /// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), LONGEST_PAUSE);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), MAX_PAUSE);
 /// Shortest time between two [`SensorPodReport`]s.
 const COALESCE: Duration = Duration::from_millis(250);
 /// Without data for two heartbeats and a little more, the stream is dead.
@@ -59,7 +59,7 @@ impl SensorUplink {
                 Ok(()) => tracing::info!("the stream of directives ended; reconnecting"),
                 Err(error) => tracing::info!(%error, "the stream of directives ended; reconnecting"),
             }
-            if since.elapsed() > LONGEST_PAUSE {
+            if since.elapsed() > MAX_PAUSE {
                 backoff.reset();
             }
             sleep(backoff.next_spread(jitter())).await;

@@ -58,11 +58,11 @@ mod tests {
     use super::*;
 
     const FIRST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_secs(30);
+    const MAX_DELAY: Duration = Duration::from_secs(30);
 
     #[test]
     fn waits_double_up_to_the_longest_and_start_over_after_a_reset() {
-        let mut backoff = Backoff::new(FIRST, LONGEST);
+        let mut backoff = Backoff::new(FIRST, MAX_DELAY);
         let mut waits = |count: usize| -> Vec<u64> {
             let waits = (0..count).map(|_| backoff.next_wait().as_secs()).collect();
             backoff.reset();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn jitter_spreads_a_wait_over_its_second_half() {
-        let wait = |jitter| Backoff::new(FIRST, LONGEST).next_spread(jitter);
+        let wait = |jitter| Backoff::new(FIRST, MAX_DELAY).next_spread(jitter);
         assert_eq!(wait(0.0), Duration::from_millis(500));
         assert_eq!(wait(1.0), Duration::from_secs(1));
         assert_eq!(wait(7.0), Duration::from_secs(1));
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn no_number_of_attempts_overflows() {
         for times in [31, 32, 33, u32::MAX] {
-            assert_eq!(doubled(FIRST, times, LONGEST), LONGEST, "{times}");
+            assert_eq!(doubled(FIRST, times, MAX_DELAY), MAX_DELAY, "{times}");
         }
         assert_eq!(doubled(Duration::MAX, 1, Duration::MAX), Duration::MAX);
     }

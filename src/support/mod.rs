@@ -1,4 +1,4 @@
-//! What several rooms need and no rule of the product depends on: elapsed time, backoff, bounded queues, hashes, shortened
+//! What several modules need and no rule of the product depends on: elapsed time, backoff, bounded queues, hashes, shortened
 //! texts, limits on connections (feature `connections`), JSON schemas (feature `json-schema`), random names (feature
 //! `random`), SQLite files (feature `sqlite`) and Unix sockets (feature `unix-socket`).
 

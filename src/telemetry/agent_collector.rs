@@ -79,7 +79,7 @@ impl SeriesSource for AgentCollector {
                 }
                 let namespace = agent.metadata.namespace.as_deref().unwrap_or_default();
                 let name = agent.metadata.name.as_deref().unwrap_or_default();
-                let facts = AgentFacts {
+                let facts = AgentSamples {
                     agent,
                     id: [namespace, name],
                     gateways: &self.gateways,
@@ -92,14 +92,14 @@ impl SeriesSource for AgentCollector {
 }
 
 /// An Agent, and what is known of it elsewhere.
-struct AgentFacts<'a> {
+struct AgentSamples<'a> {
     agent: &'a Agent,
     id: [&'a str; 2],
     gateways: &'a GatewayCounts,
     sampled: &'a SampledTraces,
 }
 
-impl AgentFacts<'_> {
+impl AgentSamples<'_> {
     fn usage(&self) -> Option<&LoopUsage> {
         self.agent.status.as_ref()?.usage.as_ref()
     }
@@ -149,7 +149,7 @@ impl AgentFacts<'_> {
 }
 
 /// Writes the series of one Agent in one family.
-type WriteAgent = fn(&AgentFacts<'_>, &mut Samples<'_, '_, '_>);
+type WriteAgent = fn(&AgentSamples<'_>, &mut Samples<'_, '_, '_>);
 
 /// The families of Agents, in the order of their names.
 const FAMILIES: &[(&Metric, WriteAgent)] = &[
@@ -280,7 +280,7 @@ fn put_above_zero(out: &mut Samples<'_, '_, '_>, more: &[&str], count: i64) {
     }
 }
 
-fn guardrail_trips(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+fn guardrail_trips(agent: &AgentSamples<'_>, out: &mut Samples<'_, '_, '_>) {
     let Some(usage) = agent.usage() else { return };
     for (guardrail, action) in GuardrailTrip::all().map(GuardrailTrip::labels) {
         put_above_zero(out, &[guardrail, action], trips(usage, guardrail, action));
@@ -296,7 +296,7 @@ pub(super) fn trips(usage: &LoopUsage, guardrail: &str, action: &str) -> i64 {
         .sum()
 }
 
-fn loop_detected(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+fn loop_detected(agent: &AgentSamples<'_>, out: &mut Samples<'_, '_, '_>) {
     let conditions = agent.agent.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let held = condition::find(conditions, ConditionType::LoopDetected).filter(|held| held.status == "True");
     let Some(held) = held else { return };
@@ -307,7 +307,7 @@ fn loop_detected(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
     }
 }
 
-fn tasks(agent: &AgentFacts<'_>, out: &mut Samples<'_, '_, '_>) {
+fn tasks(agent: &AgentSamples<'_>, out: &mut Samples<'_, '_, '_>) {
     if agent.has_tasks() {
         for outcome in TaskOutcome::iter() {
             out.put(&[outcome.as_ref()], agent.count(|usage| usage.counts.tasks.of(outcome)));

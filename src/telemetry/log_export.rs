@@ -12,7 +12,7 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
 use super::log::{SPAN_FIELD, TRACE_FIELD, init_exported, parts_of};
-use crate::otlp::{ExportTask, FieldValue, LogLine, LogSettings, LogSink, TelemetryOrigin};
+use crate::otlp::{ExportTask, LogFieldValue, LogLine, LogSettings, LogSink, TelemetryOrigin};
 
 /// The field with the target of a line of the crate `log`.
 const LOG_TARGET: &str = "log.target";
@@ -135,13 +135,13 @@ fn is_silent(target: &str) -> bool {
 }
 
 /// Fields are primitives.
-fn field_value(value: Value) -> Option<FieldValue> {
+fn field_value(value: Value) -> Option<LogFieldValue> {
     Some(match value {
-        Value::Bool(is) => FieldValue::Bool(is),
-        Value::String(text) => FieldValue::Text(text),
+        Value::Bool(is) => LogFieldValue::Bool(is),
+        Value::String(text) => LogFieldValue::Text(text),
         Value::Number(number) => match number.as_i64() {
-            Some(number) => FieldValue::Int(number),
-            None => FieldValue::Float(number.as_f64()?),
+            Some(number) => LogFieldValue::Int(number),
+            None => LogFieldValue::Float(number.as_f64()?),
         },
         Value::Null | Value::Array(_) | Value::Object(_) => return None,
     })

@@ -82,27 +82,27 @@ mod tests {
 
     use super::*;
 
-    const MOST: Duration = Duration::from_secs(10);
+    const MAX_UNREAD: Duration = Duration::from_secs(10);
 
     #[tokio::test(start_paused = true)]
     async fn a_write_fails_when_nothing_is_read_for_the_time_and_not_before() {
         let (ours, mut peer) = duplex(4);
-        let mut ours = UnreadLimit::new(ours, MOST);
+        let mut ours = UnreadLimit::new(ours, MAX_UNREAD);
         let since = Instant::now();
         let slow = tokio::spawn(async move {
             for _ in 0..3 {
-                tokio::time::sleep(MOST.checked_sub(Duration::from_millis(1)).unwrap()).await;
+                tokio::time::sleep(MAX_UNREAD.checked_sub(Duration::from_millis(1)).unwrap()).await;
                 peer.read_exact(&mut [0; 4]).await.unwrap();
             }
             peer
         });
         ours.write_all(&[1; 16]).await.unwrap();
         let peer = slow.await.unwrap();
-        assert!(since.elapsed() > 2 * MOST, "each read gives it time again");
+        assert!(since.elapsed() > 2 * MAX_UNREAD, "each read gives it time again");
         let since = Instant::now();
         let failed = ours.write_all(&[1; 1]).await.unwrap_err();
         assert_eq!(
-            (failed.kind(), since.elapsed() >= MOST),
+            (failed.kind(), since.elapsed() >= MAX_UNREAD),
             (io::ErrorKind::TimedOut, true)
         );
         drop(peer);

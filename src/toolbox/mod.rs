@@ -42,7 +42,7 @@ pub use self::http::{AllowedHost, AllowedHostError};
 use self::http::{Egress, HttpTool};
 pub use self::install::install;
 pub use self::listen::{ListenAddress, ListenAddressError, MCP_PATH};
-use self::server::BuiltinTools;
+use self::server::ToolboxTools;
 pub use self::shell::{LAUNCH, ProcessLimits, SUPERVISE, launch, supervise};
 use self::shell::{Shell, ShellSettings};
 use self::workspace::Workspace;
@@ -77,7 +77,7 @@ pub async fn run_bridge(flags: BridgeFlags, end: CancellationToken) -> Result<()
     Ok(bridge::run(flags, end).await?)
 }
 
-fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<BuiltinTools, ToolboxError> {
+fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<ToolboxTools, ToolboxError> {
     let workspace = Workspace::open(&flags.root).map_err(|cause| ToolboxError::Workspace {
         path: flags.root.display().to_string(),
         cause,
@@ -110,7 +110,7 @@ fn toolbox(flags: &ToolboxFlags, broken: CancellationToken) -> Result<BuiltinToo
         .iter()
         .filter(|group| can_send || **group != ToolGroup::Http);
     let groups: Vec<_> = groups.copied().collect();
-    Ok(BuiltinTools::new(Shell::new(settings, broken), workspace, http).offering(&groups, timeout.into(), limit))
+    Ok(ToolboxTools::new(Shell::new(settings, broken), workspace, http).offering(&groups, timeout.into(), limit))
 }
 
 /// Makes this process the parent of what loses its own, and its memory unreadable for commands, which have its user.
@@ -122,7 +122,7 @@ fn protect() -> io::Result<()> {
 }
 
 /// Reaps processes that end without a parent, as the first process of a container must.
-fn reap_orphans(toolbox: Arc<BuiltinTools>) -> io::Result<impl Future<Output = ()>> {
+fn reap_orphans(toolbox: Arc<ToolboxTools>) -> io::Result<impl Future<Output = ()>> {
     let mut ended = signal(SignalKind::child())?;
     Ok(async move {
         while ended.recv().await.is_some() {

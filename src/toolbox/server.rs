@@ -28,7 +28,7 @@ use crate::workspace::{EditFile, FileError, ListDirectory, ReadFile, SearchFiles
 const MAX_FILE_CALLS: usize = 4;
 
 /// The tools, and the limits that they share.
-pub(crate) struct BuiltinTools {
+pub(crate) struct ToolboxTools {
     pub(crate) tools: Vec<Tool>,
     pub(crate) shell: Shell,
     pub(crate) workspace: Arc<Workspace>,
@@ -40,7 +40,7 @@ pub(crate) struct BuiltinTools {
     pub(crate) changes: Semaphore,
 }
 
-impl BuiltinTools {
+impl ToolboxTools {
     pub(crate) fn new(shell: Shell, workspace: Workspace, http: HttpTool) -> Self {
         Self {
             tools: Vec::new(),
@@ -163,7 +163,7 @@ pub(crate) fn parses(name: &str, arguments: JsonObject) -> Result<(), ToolCallEr
 
 /// Handles the requests of one connection.
 #[derive(Clone)]
-struct ToolboxHandler(Arc<BuiltinTools>);
+struct ToolboxHandler(Arc<ToolboxTools>);
 
 impl ServerHandler for ToolboxHandler {
     fn get_info(&self) -> ServerConfig {
@@ -203,7 +203,7 @@ impl ServerHandler for ToolboxHandler {
 }
 
 /// Serves the tools until `end`.
-pub(crate) async fn serve(tools: Arc<BuiltinTools>, address: &ListenAddress, end: CancellationToken) -> io::Result<()> {
+pub(crate) async fn serve(tools: Arc<ToolboxTools>, address: &ListenAddress, end: CancellationToken) -> io::Result<()> {
     let mut config = StreamableHttpServerConfig::default().with_cancellation_token(end.child_token());
     // A result in one piece; notifications are not sent.
     config.json_response = true;

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::engine::CallId;
-use crate::link::text_fragments::{MOST_FRAGMENT_BYTES, TextFragment};
+use crate::link::text_fragments::{MAX_FRAGMENT_BYTES, TextFragment};
 use crate::support::text::first_bytes;
 
 use super::gateway_client::GatewayClient;
@@ -20,7 +20,7 @@ use super::gateway_client::GatewayClient;
 /// Pause after each fragment; what arrives meanwhile is sent as one. About 6 a second.
 const INTERVAL: Duration = Duration::from_millis(150);
 /// Most bytes of text that wait to be sent; the oldest fragments are dropped.
-const MOST_WAITING_BYTES: usize = 8 * MOST_FRAGMENT_BYTES;
+const MAX_WAITING_BYTES: usize = 8 * MAX_FRAGMENT_BYTES;
 
 /// Sends the text of answers while it is wanted.
 pub struct AnswerTexts {
@@ -158,13 +158,13 @@ impl WaitingText {
         let last = self.fragments.back_mut();
         let continued = last.filter(|last| last.call == fragment.call && last.end() == fragment.offset);
         if let Some(last) = continued {
-            let fits = first_bytes(&rest, MOST_FRAGMENT_BYTES - last.text.len()).len();
+            let fits = first_bytes(&rest, MAX_FRAGMENT_BYTES - last.text.len()).len();
             last.text.push_str(&rest[..fits]);
             rest.drain(..fits);
             fragment.offset += fits as u64;
         }
         while !rest.is_empty() {
-            let text = first_bytes(&rest, MOST_FRAGMENT_BYTES).to_owned();
+            let text = first_bytes(&rest, MAX_FRAGMENT_BYTES).to_owned();
             rest.drain(..text.len());
             let next = TextFragment {
                 text,
@@ -173,7 +173,7 @@ impl WaitingText {
             fragment.offset = next.end();
             self.fragments.push_back(next);
         }
-        while self.bytes() > MOST_WAITING_BYTES {
+        while self.bytes() > MAX_WAITING_BYTES {
             self.fragments.pop_front();
         }
     }
@@ -241,17 +241,17 @@ mod tests {
     #[test]
     fn a_fragment_has_at_most_4_kib_and_ends_between_characters() {
         let queue = queue();
-        tap(&queue, "t1c1a1").push(&"x".repeat(MOST_FRAGMENT_BYTES));
+        tap(&queue, "t1c1a1").push(&"x".repeat(MAX_FRAGMENT_BYTES));
         assert_eq!(waiting(&queue).len(), 1);
         let mut tap = tap(&queue, "t1c1a1");
-        tap.push(&"x".repeat(MOST_FRAGMENT_BYTES - 1));
+        tap.push(&"x".repeat(MAX_FRAGMENT_BYTES - 1));
         tap.push("éy");
         let sizes: Vec<_> = waiting(&queue)
             .into_iter()
             .map(|(_, at, text)| (at, text.len()))
             .collect();
         assert_eq!(sizes, [(0, 4095), (4095, 3)]);
-        tap.push(&"x".repeat(2 * MOST_FRAGMENT_BYTES + 1));
+        tap.push(&"x".repeat(2 * MAX_FRAGMENT_BYTES + 1));
         let sizes: Vec<_> = waiting(&queue)
             .into_iter()
             .map(|(_, at, text)| (at, text.len()))
@@ -263,13 +263,13 @@ mod tests {
     fn of_more_text_than_may_wait_the_oldest_fragments_are_dropped() {
         let queue = queue();
         let mut tap = tap(&queue, "t1c1a1");
-        tap.push(&"x".repeat(MOST_WAITING_BYTES));
+        tap.push(&"x".repeat(MAX_WAITING_BYTES));
         assert_eq!(waiting(&queue)[0].1, 0, "all of it may wait");
-        tap.push(&"x".repeat(MOST_WAITING_BYTES + 1));
+        tap.push(&"x".repeat(MAX_WAITING_BYTES + 1));
         let rest = waiting(&queue);
         assert_eq!(
             (rest[0].1, rest.len()),
-            ((MOST_WAITING_BYTES + MOST_FRAGMENT_BYTES) as u64, 8)
+            ((MAX_WAITING_BYTES + MAX_FRAGMENT_BYTES) as u64, 8)
         );
     }
 

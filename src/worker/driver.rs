@@ -24,7 +24,7 @@ use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, EngineInput, GateAnswer, KnownTotals, RecordKind, StopCause};
+use crate::engine::{CallId, EngineGateAnswer, EngineInput, KnownTotals, RecordKind, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
@@ -50,7 +50,7 @@ use super::sensors::LoopSensors;
 use super::sensors::file_watcher::{FileWatchers, WatchReport};
 use super::spans::LoopSpans;
 use super::task_responses::ResponseDelivery;
-use super::tool_source::{self, FinishedToolRun, ToolOffer, ToolSource};
+use super::tool_source::{self, FinishedToolRun, ListedTools, ToolSource};
 use super::turn_context::TurnContext;
 
 /// Longest sleep before the clocks are checked again. Bounds how late a suspended machine or a changed clock is
@@ -80,7 +80,7 @@ pub struct LoopDriver<'a> {
     steps: JournaledEngine<'a>,
     tools: Option<Arc<dyn ToolSource>>,
     artifacts: Arc<ArtifactStore>,
-    offered: Option<watch::Receiver<ToolOffer>>,
+    offered: Option<watch::Receiver<ListedTools>>,
     runs: JoinSet<FinishedToolRun>,
     running: BTreeMap<ToolRunId, AbortHandle>,
     model: &'a ModelSpec,
@@ -449,7 +449,7 @@ impl<'a> LoopDriver<'a> {
         }
         let answers = directives.gate_answers.iter();
         for answer in answers.filter(|answer| !before.gate_answers.contains(answer)) {
-            self.feed(EngineInput::GateAnswered(GateAnswer {
+            self.feed(EngineInput::GateAnswered(EngineGateAnswer {
                 gate: answer.id.clone(),
                 arguments: answer.arguments_hash.clone(),
                 approved: answer.approved,
@@ -491,7 +491,7 @@ impl<'a> LoopDriver<'a> {
         let Some(offered) = &mut self.offered else {
             return Ok(());
         };
-        let ToolOffer { specs, silent } = offered.borrow_and_update().clone();
+        let ListedTools { specs, silent } = offered.borrow_and_update().clone();
         let tools = specs.to_vec();
         self.feed(EngineInput::ToolsChanged { tools, silent })
     }
@@ -578,7 +578,7 @@ fn run_ended(
 }
 
 /// Waits until the offered tools change. Returns false if they never will.
-async fn offered(offered: &mut Option<watch::Receiver<ToolOffer>>) -> bool {
+async fn offered(offered: &mut Option<watch::Receiver<ListedTools>>) -> bool {
     match offered {
         Some(offered) => offered.changed().await.is_ok(),
         None => future::pending().await,

@@ -11,12 +11,10 @@ use strum::IntoEnumIterator as _;
 
 use super::journal::JournalLine;
 use crate::engine::{OpenGate, OutcomeKind, RecordKind};
-use crate::link::durations::{
-    APPROVAL_BOUNDS, ApprovalDecision, CALL_BOUNDS, LONGEST_MEAN, LoopDurations, TURN_BOUNDS,
-};
+use crate::link::durations::{APPROVAL_BOUNDS, ApprovalDecision, CALL_BOUNDS, LoopDurations, MAX_MEAN, TURN_BOUNDS};
 
 /// Tool runs, and gates, that are open at most. The oldest one beyond is not counted.
-const MOST_OPEN: usize = 256;
+const MAX_OPEN: usize = 256;
 
 /// Measures one loop.
 #[derive(Default)]
@@ -71,7 +69,7 @@ impl LoopTimes {
             (RecordKind::GateResolved, _) => {
                 let (id, how) = gate_of(&line.note);
                 if let Some((from, decision)) = self.gates.remove(id).zip(decision(how)) {
-                    let took = between(from, line.at).min(Duration::from_micros(LONGEST_MEAN));
+                    let took = between(from, line.at).min(Duration::from_micros(MAX_MEAN));
                     let waits = self.counted.approvals.of_mut(decision);
                     waits.observe(APPROVAL_BOUNDS, took, key);
                 }
@@ -89,7 +87,7 @@ impl LoopTimes {
 
 /// Adds one to those that are open.
 fn begin(open: &mut BTreeMap<String, Timestamp>, id: &str, at: Timestamp) {
-    if open.len() >= MOST_OPEN
+    if open.len() >= MAX_OPEN
         && let Some(oldest) = open.iter().min_by_key(|(_, from)| **from)
     {
         let oldest = oldest.0.clone();
@@ -258,7 +256,7 @@ mod tests {
             arguments: String::new(),
             because_of: None,
         };
-        let month = i64::try_from(LONGEST_MEAN / 1_000_000).unwrap();
+        let month = i64::try_from(MAX_MEAN / 1_000_000).unwrap();
         for (age, counted) in [(month - 1, month - 1), (month, month), (month + 1, month)] {
             let mut times = LoopTimes::new(&[open("a", 1_000), open("b", 0)]);
             assert!(times.report().is_none());
@@ -269,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_too_many_open_runs_is_forgotten() {
-        for (others, counted) in [(MOST_OPEN - 1, 1), (MOST_OPEN, 0)] {
+        for (others, counted) in [(MAX_OPEN - 1, 1), (MAX_OPEN, 0)] {
             let mut times = LoopTimes::default();
             times.observe(&[of_run("first", None, 0)]);
             for number in 0..others {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::engine::{CallId, RecordKind};
 use crate::link::events::{
-    EventLine, EventSubscription, EventsPage, MOST_CALL_BYTES, MOST_MESSAGE_BYTES, MOST_RESPONSE_BYTES, PAGE_LINES,
+    EventLine, EventSubscription, EventsPage, MAX_CALL_BYTES, MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, PAGE_LINES,
     RECENT_MESSAGES,
 };
 
@@ -25,11 +25,11 @@ use super::turn_context::line_ids;
 use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Most concurrent subscriptions; the controller allows fewer.
-const MOST_READINGS: usize = 16;
+const MAX_READINGS: usize = 16;
 /// Approximate bound of an [`EventsPage`] in bytes; the link accepts twice as many.
 const PAGE_BYTES: usize = 128 * 1024;
 /// Most bytes of the texts of a line, as JSON: a page of one line is within the bound of the link, whatever its texts contain.
-const MOST_TEXT_BYTES: usize = 160 * 1024;
+const MAX_TEXT_BYTES: usize = 160 * 1024;
 /// Approximate size of a line's names and numbers, in bytes.
 const LINE_BYTES: usize = 300;
 /// Pause before an [`EventsPage`] is resent to a reader whose buffer was full.
@@ -83,7 +83,7 @@ impl EventPublisher {
             stays
         });
         for reading in wanted {
-            if self.known.len() < MOST_READINGS && !self.known.contains_key(reading) {
+            if self.known.len() < MAX_READINGS && !self.known.contains_key(reading) {
                 let sender = SubscriptionTask {
                     reading: *reading,
                     gateway: self.gateway.clone(),
@@ -166,14 +166,14 @@ impl EventPublisher {
 /// The texts of an event, for subscribers who may read them.
 fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) -> Result<Vec<String>, JournalError> {
     if kind == RecordKind::LoopDetected {
-        return steps.recent_messages(line.turn, (RECENT_MESSAGES, MOST_MESSAGE_BYTES));
+        return steps.recent_messages(line.turn, (RECENT_MESSAGES, MAX_MESSAGE_BYTES));
     }
     if kind == RecordKind::TaskEnded {
         let id = line.note.rsplit_once(": ").map_or(&*line.note, |(id, _)| id);
-        let mut most = MOST_RESPONSE_BYTES;
+        let mut most = MAX_RESPONSE_BYTES;
         let mut response = steps.task_response(id, most)?;
         // Shortened as a result, so that it stays JSON.
-        while response.as_ref().is_some_and(|text| json_bytes(text) > MOST_TEXT_BYTES) {
+        while response.as_ref().is_some_and(|text| json_bytes(text) > MAX_TEXT_BYTES) {
             most /= 2;
             response = steps.task_response(id, most)?;
         }
@@ -181,10 +181,10 @@ fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) 
     }
     let gate = line.run.as_ref().filter(|_| kind == RecordKind::GateOpened);
     let run = gate.and_then(|run| run.parse().ok());
-    let call = run.map(|run| steps.requested_call(run, MOST_CALL_BYTES)).transpose()?;
+    let call = run.map(|run| steps.requested_call(run, MAX_CALL_BYTES)).transpose()?;
     let mut call = call.flatten();
     if let Some(text) = &mut call {
-        while json_bytes(text) > MOST_TEXT_BYTES {
+        while json_bytes(text) > MAX_TEXT_BYTES {
             *text = with_ellipsis(first_bytes(text, text.len() / 2), text);
         }
     }

@@ -41,7 +41,7 @@ use super::run_lease::RunLease;
 
 /// First and longest wait before a request is retried.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
-/// Attempts at one [`CallNotice`]: about a minute.
+/// Attempts at one [`CallMessage`]: about a minute.
 const ERRAND_TRIES: u32 = 60;
 /// Spans of one message, and attempts at it: the gateway may be restarting.
 const MESSAGE_SPANS: usize = 64;
@@ -100,7 +100,7 @@ impl GatewayUpdate {
 
 /// A notice to the gateway about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallNotice {
+pub enum CallMessage {
     /// The journal has the outcome of this call.
     Acknowledge(CallId),
     /// Cancel this call.
@@ -284,9 +284,9 @@ impl GatewayClient {
         }
     }
 
-    /// Sends [`CallNotice`]s, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
+    /// Sends [`CallMessage`]s, each until the gateway accepts it or its retries are exhausted. Ends when the sender is
     /// dropped and all are sent.
-    pub async fn run_notices(self, mut errands: mpsc::UnboundedReceiver<CallNotice>) {
+    pub async fn run_notices(self, mut errands: mpsc::UnboundedReceiver<CallMessage>) {
         let mut running = JoinSet::new();
         while let Some(errand) = errands.recv().await {
             running.spawn(self.clone().run_notice(errand));
@@ -295,10 +295,10 @@ impl GatewayClient {
         running.join_all().await;
     }
 
-    async fn run_notice(self, errand: CallNotice) {
+    async fn run_notice(self, errand: CallMessage) {
         let path = match errand {
-            CallNotice::Acknowledge(call) => format!("/v1/calls/{call}/ack"),
-            CallNotice::Cancel(call) => format!("/v1/calls/{call}/cancel"),
+            CallMessage::Acknowledge(call) => format!("/v1/calls/{call}/ack"),
+            CallMessage::Cancel(call) => format!("/v1/calls/{call}/cancel"),
         };
         let mut retry = RetryDelay::default();
         for _ in 0..ERRAND_TRIES {

@@ -20,7 +20,7 @@ use crate::support::backoff::{Backoff, jitter};
 const GATHER: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Longest wait between two attempts: how long a database that has returned is not noticed.
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const MAX_RETRY: Duration = Duration::from_secs(30);
 /// How long a loop that has ended continues to upload.
 const LAST_UPLOADS: Duration = Duration::from_secs(2);
 
@@ -120,7 +120,7 @@ impl HistoryUpload {
 }
 
 async fn upload(gateway: GatewayClient, batch: HistoryBatch) -> UploadEvent {
-    let mut backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
+    let mut backoff = Backoff::new(FIRST_RETRY, MAX_RETRY);
     let mut failures = 0_u32;
     loop {
         match gateway.upload_history(&batch).await {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::engine::Skill;
-use crate::link::pod::MOST_SKILL_BYTES;
+use crate::link::pod::MAX_SKILL_BYTES;
 
 /// Maximum size of instructions in bytes, inline or mounted.
 pub const MAX_BYTES: usize = 32 * 1024;
@@ -103,9 +103,9 @@ fn read_skills(names: &[String], dir: &Path) -> Result<Vec<Skill>, String> {
     };
     let skills: Vec<Skill> = names.iter().map(skill).collect::<Result<_, String>>()?;
     let all: usize = skills.iter().map(|skill| skill.text.len()).sum();
-    if all > MOST_SKILL_BYTES {
+    if all > MAX_SKILL_BYTES {
         return Err(format!(
-            "the skills in {} have {all} bytes in total, more than the maximum of {MOST_SKILL_BYTES}: shorten the texts \
+            "the skills in {} have {all} bytes in total, more than the maximum of {MAX_SKILL_BYTES}: shorten the texts \
              named in spec.skills",
             dir.display()
         ));
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn skills_of_128_kib_together_are_taken_and_one_byte_more_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("a"), "x".repeat(MOST_SKILL_BYTES - 1)).unwrap();
+        std::fs::write(dir.path().join("a"), "x".repeat(MAX_SKILL_BYTES - 1)).unwrap();
         std::fs::write(dir.path().join("b"), "y").unwrap();
         let mut instructions = skills(dir.path(), &["a", "b"]).unwrap();
         std::fs::write(dir.path().join("b"), "yz").unwrap();

@@ -5,6 +5,8 @@
 pub mod answer_text;
 pub mod artifacts;
 pub mod budget;
+#[cfg(test)]
+mod crash_tests;
 pub mod driver;
 mod durations;
 pub mod event_subscriptions;
@@ -14,8 +16,6 @@ pub mod history_upload;
 pub mod instructions;
 pub mod journal;
 pub mod journaled_engine;
-#[cfg(test)]
-mod kills;
 pub mod long_poller;
 mod prompt_cache;
 pub mod report;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::api::agent::{ModelSpec, PromptCache};
 use crate::provider::prompt::CacheLifetime;
 
-/// Number of [`PastCall`]s that `Auto` considers.
+/// Number of [`CachedCall`]s that `Auto` considers.
 const CALLS: usize = 32;
 /// Share by which another lifetime must have been cheaper before `Auto` switches: each switch costs a cache write.
 const GAIN: f64 = 0.1;
@@ -36,7 +36,7 @@ struct CachePrices {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct PastCall {
+struct CachedCall {
     /// Time since the previous call.
     pause: Duration,
     /// Bytes that the previous call had already sent.
@@ -50,7 +50,7 @@ struct PastCall {
 pub struct CachePolicy {
     mode: PromptCache,
     prices: CachePrices,
-    past: VecDeque<PastCall>,
+    past: VecDeque<CachedCall>,
     last: Option<(Instant, usize)>,
     present: Option<CacheLifetime>,
 }
@@ -74,7 +74,7 @@ impl CachePolicy {
             if self.past.len() == CALLS {
                 self.past.pop_front();
             }
-            self.past.push_back(PastCall {
+            self.past.push_back(CachedCall {
                 pause: now.saturating_duration_since(before),
                 old: size(sent.min(bytes)),
                 new: size(bytes.saturating_sub(sent)),
@@ -110,9 +110,9 @@ impl CachePolicy {
         }
     }
 
-    /// Computes what the [`PastCall`]s would have cost with this lifetime, in bytes of plain input.
+    /// Computes what the [`CachedCall`]s would have cost with this lifetime, in bytes of plain input.
     fn cost(&self, lifetime: Option<CacheLifetime>) -> f64 {
-        let cost = |call: &PastCall| {
+        let cost = |call: &CachedCall| {
             let Some(lifetime) = lifetime else {
                 return call.old + call.new;
             };

@@ -8,13 +8,13 @@ use tokio::time::timeout;
 
 use crate::link::messages::LoopReport;
 
-use super::gateway_client::{CallNotice, GatewayClient};
+use super::gateway_client::{CallMessage, GatewayClient};
 
 /// Longest wait at exit for the gateway to accept the last report and the last notices.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 pub struct GatewayReporter {
-    errands: mpsc::UnboundedSender<CallNotice>,
+    errands: mpsc::UnboundedSender<CallMessage>,
     report: watch::Sender<Option<LoopReport>>,
     tasks: [JoinHandle<()>; 2],
 }
@@ -35,7 +35,7 @@ impl GatewayReporter {
         self.report.send_replace(Some(report));
     }
 
-    pub fn notify_call(&self, errand: CallNotice) {
+    pub fn notify_call(&self, errand: CallMessage) {
         // Cannot fail: the task ends only after this sender.
         let _ = self.errands.send(errand);
     }

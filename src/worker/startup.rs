@@ -131,7 +131,7 @@ fn tools(
 }
 
 /// What the volume of a loop holds.
-struct LoopState {
+struct OpenedVolume {
     journal: Journal,
     restored: RestoredJournal,
     artifacts: Arc<ArtifactStore>,
@@ -163,7 +163,7 @@ impl WorkerProcess {
         result
     }
 
-    fn prepare(&self, owner: &JournalOwner) -> Result<(LoopState, InstructionSource), WorkerError> {
+    fn prepare(&self, owner: &JournalOwner) -> Result<(OpenedVolume, InstructionSource), WorkerError> {
         let (mut journal, restored) = Journal::open(&self.options.journal_dir, owner)?;
         // Before the journal takes its ballast: on a full volume this makes room.
         let artifacts = Arc::new(ArtifactStore::open(&self.options.journal_dir));
@@ -175,7 +175,7 @@ impl WorkerProcess {
         let instructions = InstructionSource::load(spec.instructions.clone(), self.options.instructions_file.clone())
             .and_then(|texts| texts.with_skills(skills, self.options.skills_dir.clone()))
             .map_err(WorkerError::Instructions)?;
-        let state = LoopState {
+        let state = OpenedVolume {
             journal,
             restored,
             artifacts,
@@ -186,11 +186,11 @@ impl WorkerProcess {
     /// Drives the loop, closes the [`Journal`], and then idles if the outcome calls for it.
     async fn run_loop(
         &mut self,
-        state: LoopState,
+        state: OpenedVolume,
         instructions: InstructionSource,
         owner: &JournalOwner,
     ) -> Result<(), WorkerError> {
-        let LoopState {
+        let OpenedVolume {
             mut journal,
             restored,
             artifacts,

@@ -18,16 +18,16 @@ use crate::link::socket::OutgoingResponse;
 use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LONGEST_RETRY: Duration = Duration::from_mins(5);
+const MAX_RETRY: Duration = Duration::from_mins(5);
 /// Refusals after which a response is given up, and how long they must continue: those in a row that say that the response is wrong,
 /// and all answers other than success. Otherwise one response could hold the others back for ever.
-const MOST_REFUSALS: u32 = 5;
-const LONGEST_REFUSAL: Duration = Duration::from_mins(10);
-const LONGEST_FAILURE: Duration = Duration::from_hours(24);
+const MAX_REFUSALS: u32 = 5;
+const MAX_REFUSAL: Duration = Duration::from_mins(10);
+const MAX_FAILURE: Duration = Duration::from_hours(24);
 /// How long the end of the loop waits for the responses that are left.
 const LAST_RESPONSES: Duration = Duration::from_secs(5);
 /// Responses that wait, from which on no further task is accepted.
-const MOST_WAITING: usize = 1_000;
+const MAX_WAITING: usize = 1_000;
 /// Failed attempts after which a log line says so.
 const TOLD_AFTER: u32 = 3;
 
@@ -82,7 +82,7 @@ impl ResponseDelivery {
     /// Whether no further task may be accepted: an unavailable receiver must not fill the volume.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.waiting >= MOST_WAITING
+        self.waiting >= MAX_WAITING
     }
 
     /// Begins with the oldest response, unless one is being sent.
@@ -138,8 +138,8 @@ impl ResponseRefusals {
         self.definite = refuses_for_good(status).then(|| counted(self.definite));
         let all = counted(self.all);
         self.all = Some(all);
-        let is_over = |(count, since): (u32, Instant), longest| count >= MOST_REFUSALS && now - since >= longest;
-        self.definite.is_some_and(|definite| is_over(definite, LONGEST_REFUSAL)) || is_over(all, LONGEST_FAILURE)
+        let is_over = |(count, since): (u32, Instant), longest| count >= MAX_REFUSALS && now - since >= longest;
+        self.definite.is_some_and(|definite| is_over(definite, MAX_REFUSAL)) || is_over(all, MAX_FAILURE)
     }
 
     /// The receiver did not answer.
@@ -151,7 +151,7 @@ impl ResponseRefusals {
 async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
     let WaitingResponse { seq, response } = waiting;
     let response = outgoing(&response);
-    let mut backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
+    let mut backoff = Backoff::new(FIRST_RETRY, MAX_RETRY);
     let (mut failures, mut refusals) = (0_u32, ResponseRefusals::default());
     loop {
         let detail = match gateway.send_response(&response).await {
@@ -232,14 +232,14 @@ mod tests {
         let steps = JournaledEngine::new(engine, &mut journal);
         let gateway = GatewayClient::new(&dir.path().join("socket")).unwrap();
         let mut responses = ResponseDelivery::new(&gateway, true);
-        responses.added(MOST_WAITING - 1, &steps).unwrap();
+        responses.added(MAX_WAITING - 1, &steps).unwrap();
         assert!(!responses.is_full());
         responses.added(1, &steps).unwrap();
         assert!(responses.is_full());
         responses.delivered(1, &steps).unwrap();
         assert!(!responses.is_full());
         let mut without = ResponseDelivery::new(&gateway, false);
-        without.added(MOST_WAITING, &steps).unwrap();
+        without.added(MAX_WAITING, &steps).unwrap();
         assert!(!without.is_full(), "without a receiver, none waits");
     }
 
@@ -255,7 +255,7 @@ mod tests {
             refusals.ends_with(status, last)
         };
         let almost = Duration::from_millis(1);
-        for (status, longest) in [(422, LONGEST_REFUSAL), (500, LONGEST_FAILURE), (404, LONGEST_FAILURE)] {
+        for (status, longest) in [(422, MAX_REFUSAL), (500, MAX_FAILURE), (404, MAX_FAILURE)] {
             assert!(!refused(status, start + longest.saturating_sub(almost)), "{status}");
             assert!(refused(status, start + longest), "{status}");
         }
@@ -264,17 +264,17 @@ mod tests {
         for attempt in 0..3 {
             assert!(!refusals.ends_with(503, minutes(attempt)));
         }
-        assert!(!refusals.ends_with(503, start + LONGEST_FAILURE));
-        assert!(refusals.ends_with(503, start + LONGEST_FAILURE));
+        assert!(!refusals.ends_with(503, start + MAX_FAILURE));
+        assert!(refusals.ends_with(503, start + MAX_FAILURE));
         // Another answer, or none, ends the row of those that say that it is wrong, and not the day.
         let mut refusals = ResponseRefusals::default();
         for attempt in 0..4 {
             assert!(!refusals.ends_with(422, minutes(attempt)));
         }
         refusals.unanswered();
-        assert!(!refusals.ends_with(422, start + LONGEST_REFUSAL));
+        assert!(!refusals.ends_with(422, start + MAX_REFUSAL));
         refusals.unanswered();
-        assert!(refusals.ends_with(422, start + LONGEST_FAILURE));
+        assert!(refusals.ends_with(422, start + MAX_FAILURE));
     }
 
     #[test]

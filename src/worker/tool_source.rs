@@ -24,7 +24,7 @@ pub(super) const fn patience(turns: i64) -> Duration {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct ToolOffer {
+pub struct ListedTools {
     /// The tools, in the order of the prompt.
     pub specs: Arc<[ToolSpec]>,
     /// Names of the servers that have not answered yet: their tools are unknown.
@@ -53,7 +53,7 @@ impl From<ToolOutcome> for FinishedToolRun {
 
 /// A source of tools. Does not decide whether a tool may run: the engine's admission did before it requests a run.
 pub trait ToolSource: Send + Sync {
-    fn offered(&self) -> watch::Receiver<ToolOffer>;
+    fn offered(&self) -> watch::Receiver<ListedTools>;
 
     /// Completes once every part of the source has reported its tools; never, while one has not.
     fn complete(&self) -> BoxFuture<'static, ()>;
@@ -94,9 +94,9 @@ mod tests {
     struct Late(Duration);
 
     impl ToolSource for Late {
-        fn offered(&self) -> watch::Receiver<ToolOffer> {
+        fn offered(&self) -> watch::Receiver<ListedTools> {
             let specs = Arc::from([]);
-            watch::channel(ToolOffer {
+            watch::channel(ListedTools {
                 specs,
                 silent: Vec::new(),
             })

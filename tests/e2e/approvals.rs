@@ -132,7 +132,7 @@ fn sleeping_turns() -> Value {
 }
 
 #[test]
-fn a_loop_goes_on_while_a_call_waits_and_its_result_ends_the_sleep() {
+fn a_loop_continues_while_a_call_waits_and_its_result_ends_the_sleep() {
     let Some(cluster) = shared().filter(|_| python::is_there()) else {
         return;
     };

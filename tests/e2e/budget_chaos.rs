@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::agents::{Agent, openai};
 use super::budgets::manifest;
 use super::cluster::{self, AGENTS, LEADER, Namespace, SYSTEM, alone, figure};
-use super::host;
 use super::model_server::{self, Line};
+use super::node;
 use crate::support::kubectl::Kubectl;
 
 const COUNT: usize = 20;
@@ -39,7 +39,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(40, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
-    let short = Short::start(&cluster.system, 3, 1);
+    let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
     let window = json!({"rolling": {"seconds": 20}});
@@ -141,8 +141,8 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3
         let agent = &agents[round * 7 % agents.len()];
         let role = ["worker", "gateway"][round % 2];
         let pod = agent.kubectl.get("pod", &agent.name);
-        if let Some(pid) = pod.and_then(|pod| host::find(&pod, role)) {
-            host::signal(pid, "KILL");
+        if let Some(pid) = pod.and_then(|pod| node::find(&pod, role)) {
+            node::signal(pid, "KILL");
             kills[1 + round % 2] += 1;
         }
         round += 1;
@@ -160,15 +160,15 @@ pub fn leading(system: &Kubectl) -> Option<Value> {
 
 /// SIGKILL to a controller and deletion of its pod, so that the kubelet's back-off does not keep the next one waiting.
 pub fn kill_pod(system: &Kubectl, pod: &Value) {
-    host::strike(pod, "controller", "KILL");
+    node::strike(pod, "controller", "KILL");
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
     system.run(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
 }
 
 /// A Lease so short that each killed leader is followed soon; the chart's own again with the end of the value.
-pub struct Short<'a>(&'a Kubectl);
+pub struct ShortLeaseGuard<'a>(&'a Kubectl);
 
-impl<'a> Short<'a> {
+impl<'a> ShortLeaseGuard<'a> {
     /// Of `duration` seconds, renewed after `renew` seconds.
     pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
         let settings =
@@ -179,7 +179,7 @@ impl<'a> Short<'a> {
     }
 }
 
-impl Drop for Short<'_> {
+impl Drop for ShortLeaseGuard<'_> {
     fn drop(&mut self) {
         cluster::install(self.0, &[]);
         let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
@@ -306,7 +306,7 @@ fn afterwards(agents: &[Vec<Bill>], limit: i64, seconds: f64) -> Vec<Bill> {
 }
 
 #[test]
-fn the_judge_of_windows_is_strict() {
+fn the_window_check_rejects_an_overspent_window() {
     let spent = [(0.0, 5), (10.0, 5), (19.9, 5), (20.0, 5)];
     assert_eq!(most_in_a_window(&spent, 20.0), 15, "what is a window old has left");
     assert_eq!(most_in_a_window(&spent, 20.1), 20);
@@ -315,7 +315,7 @@ fn the_judge_of_windows_is_strict() {
 }
 
 #[test]
-fn a_check_afterwards_oversees_what_is_in_flight() {
+fn a_check_after_the_fact_misses_calls_in_flight() {
     let calls = vec![bill(0.0, 1.0), bill(3.0, 4.0)];
     let begins = |agents: &[Vec<Bill>], limit| {
         let made = afterwards(agents, limit, 25.0);

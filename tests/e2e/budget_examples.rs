@@ -54,7 +54,7 @@ fn the_platform_budget_holds_agents_of_another_namespace_until_its_limit_is_rais
     let file = example("platform-budget.yaml");
     let system = &cluster.system;
     system.in_namespace("").ok(&["apply", "-f", &file]);
-    let gone = Gone(&file, system);
+    let gone = CleanupGuard(&file, system);
     let platform = system.in_namespace(SYSTEM);
     until_budget(&platform, "sandboxes", "Exhausted", "True", 120);
     let sandbox = system.in_namespace("sandbox");
@@ -77,9 +77,9 @@ fn the_platform_budget_holds_agents_of_another_namespace_until_its_limit_is_rais
 }
 
 /// Deletes what the example made, also when the test fails.
-struct Gone<'a>(&'a str, &'a crate::support::kubectl::Kubectl);
+struct CleanupGuard<'a>(&'a str, &'a crate::support::kubectl::Kubectl);
 
-impl Drop for Gone<'_> {
+impl Drop for CleanupGuard<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let said = self

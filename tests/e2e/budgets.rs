@@ -40,7 +40,7 @@ fn used(budget: &Value, kind: &str) -> i64 {
 }
 
 #[test]
-fn a_spent_budget_pauses_before_the_call_that_would_cross_and_a_top_up_lets_go_within_seconds() {
+fn an_exhausted_budget_pauses_before_the_call_and_a_top_up_resumes_it_within_seconds() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "budget");
     let kubectl = &namespace.kubectl;
@@ -114,7 +114,7 @@ fn a_spent_budget_pauses_before_the_call_that_would_cross_and_a_top_up_lets_go_w
 }
 
 #[test]
-fn a_rolling_window_lets_go_by_itself() {
+fn a_rolling_window_frees_room_without_user_action() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "rolling");
     let kubectl = &namespace.kubectl;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::host;
+use super::node;
 use crate::support::{clusters, kubectl::Kubectl};
 
 /// Namespace of the release.
@@ -28,37 +28,37 @@ static INSTALLED: OnceLock<Option<Kubectl>> = OnceLock::new();
 static TURN: RwLock<()> = RwLock::new(());
 
 /// The cluster, used side by side with other tests.
-pub struct Shared {
+pub struct SharedCluster {
     pub system: Kubectl,
     _turn: RwLockReadGuard<'static, ()>,
 }
 
 /// The cluster, for this test alone.
-pub struct Alone {
+pub struct ExclusiveCluster {
     pub system: Kubectl,
     _turn: RwLockWriteGuard<'static, ()>,
 }
 
 /// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
-pub fn shared() -> Option<Shared> {
+pub fn shared() -> Option<SharedCluster> {
     let system = installed()?;
     let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
-    Some(Shared { system, _turn: turn })
+    Some(SharedCluster { system, _turn: turn })
 }
 
 /// The cluster for a test that breaks it; `None` (said loudly) where there is none.
-pub fn alone() -> Option<Alone> {
+pub fn alone() -> Option<ExclusiveCluster> {
     let system = installed()?;
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
-    Some(Alone { system, _turn: turn })
+    Some(ExclusiveCluster { system, _turn: turn })
 }
 
 /// The cluster for a test that installs a release of its own choice; `None` (said loudly) where there is none.
-pub fn without_release() -> Option<Alone> {
+pub fn without_release() -> Option<ExclusiveCluster> {
     let system = Kubectl::new(&clusters::node()?, SYSTEM);
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     system.apply(&restricted(SYSTEM));
-    Some(Alone { system, _turn: turn })
+    Some(ExclusiveCluster { system, _turn: turn })
 }
 
 fn installed() -> Option<Kubectl> {
@@ -169,7 +169,7 @@ fn is_settled(pod: &Value) -> bool {
             all.iter()
                 .all(|container| container["ready"] == true && container["state"]["running"].is_object())
         })
-        && host::find(pod, "controller").is_some()
+        && node::find(pod, "controller").is_some()
 }
 
 /// The leader's metrics page, as Prometheus would read it.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, openai, status_used};
 use super::cluster::{self, Namespace, alone, figure};
-use super::host;
 use super::model_server::{self, ModelServer, Used, now};
+use super::node;
 use crate::support::clusters;
 
 /// How long the API server is unavailable, in seconds.
@@ -27,7 +27,7 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
     agent.until_condition("Ready", "True", "LoopRunning", 60);
 
     let pid = std::fs::read_to_string(directory().join("pid/apiserver")).expect("the API server has a pid file");
-    let away = host::Frozen::start(pid.trim().parse().expect("a pid"));
+    let away = node::Frozen::start(pid.trim().parse().expect("a pid"));
     let start = now();
     server.until(
         "a call after half a minute without the API server",
@@ -80,7 +80,7 @@ fn a_controller_killed_at_any_moment_stops_no_loop_and_leaves_status_right() {
         agents.push(busy(&namespace, server, &format!("new-{round}")));
         let moment = Duration::from_millis(u64::from(UNIX_EPOCH.elapsed().expect("after 1970").subsec_micros()) % 400);
         std::thread::park_timeout(moment);
-        host::kill(&leader, "controller");
+        node::kill(&leader, "controller");
         let killed = Instant::now();
         let (agent, label) = &agents[round];
         let pod = agent.until_pod(None, 60);

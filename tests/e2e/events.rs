@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
 use super::cluster::{Namespace, shared};
-use super::host;
 use super::link_client::{LinkUser, block_on, bundle};
+use super::node;
 
 /// Stands in instructions and answers; may stand in no event.
 const CANARY: &str = "canary-answer-2f6b";
@@ -34,7 +34,7 @@ fn who_may_view_reads_each_event_once_over_a_port_forward_and_who_may_not_gets_4
     let up_to = |seq: i64| move |event: &Value| event["seq"] == seq;
     let mut events = block_on(reader.read(&agent, 0, "", up_to(10)));
     let pod = agent.until_pod(None, 30);
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
     events.extend(block_on(reader.read(&agent, 10, "", up_to(20))));
     let numbers: Vec<i64> = events.iter().map(|event| event["seq"].as_i64().unwrap()).collect();

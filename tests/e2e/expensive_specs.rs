@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{self, Namespace, alone, figure};
-use super::host::{self, Frozen};
+use super::node::{self, Frozen};
 use super::sensor_pods::SENSORS;
 use crate::support::kubectl::{Watch, WatchEvent};
 
@@ -82,7 +82,7 @@ fn alias_and_pattern_bombs_are_conditions_of_their_own_objects_and_cost_no_other
 
 /// The process of each replica, by the uid of its pod: another one after each restart, whenever the kubelet reports it.
 fn processes(replicas: &[Value]) -> BTreeMap<String, Option<u32>> {
-    let process = |pod: &Value| (pod["metadata"]["uid"].to_string(), host::find(pod, "controller"));
+    let process = |pod: &Value| (pod["metadata"]["uid"].to_string(), node::find(pod, "controller"));
     replicas.iter().map(process).collect()
 }
 
@@ -174,7 +174,7 @@ fn heavy_sensors_of_one_namespace_do_not_delay_another_even_after_the_leader_was
             .watch(SENSORS, &["--field-selector", "metadata.name=second"]),
     );
     // Unless its liveness probe was faster.
-    host::strike(&leader, "controller", "KILL");
+    node::strike(&leader, "controller", "KILL");
     drop(frozen);
     let second = verdicts(&changes_of_theirs, 1, 240)["second"];
     figure(

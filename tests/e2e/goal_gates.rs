@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::agents::{Agent, condition, script, scripted};
 use super::approvals::{answer, gates};
 use super::cluster::{self, Namespace, shared};
-use super::host;
+use super::node;
 use super::toolbox::image;
 use crate::support::kubectl::Kubectl;
 
@@ -152,7 +152,7 @@ fn a_goal_goes_through_a_retry_a_low_confidence_a_denied_call_and_repeated_steps
         (&json!(7), &json!(12), &json!(3)),
         "{usage}"
     );
-    let workspace = host::claim(agent.kubectl, "cloudy-workspace");
+    let workspace = node::claim(agent.kubectl, "cloudy-workspace");
     for (file, content) in [("sky.txt", "dark\n"), ("stars.txt", "none yet\n")] {
         assert_eq!(
             std::fs::read_to_string(workspace.join(file)).unwrap(),

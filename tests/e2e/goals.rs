@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{self, AGENTS, Namespace, shared};
-use super::host;
+use super::node;
 use super::toolbox::{image, inside, shell, wake, write};
 use crate::support::kubectl::Kubectl;
 
@@ -76,7 +76,7 @@ fn an_agent_makes_a_test_suite_pass_in_its_toolbox_although_its_worker_is_killed
     while inside(&agent, "toolbox", begun).is_empty() {
         assert!(std::time::Instant::now() < deadline, "the criteria are not checked");
     }
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
 
     wait_for(&agent, "condition=Succeeded");
     let ended = agent.object();
@@ -99,7 +99,7 @@ fn an_agent_makes_a_test_suite_pass_in_its_toolbox_although_its_worker_is_killed
     );
     agent.until_event("Normal", "Completed", 30);
     assert_eq!(measured(&agent, &cluster.system, "true"), Some(1.0));
-    let workspace = host::claim(agent.kubectl, "repair-workspace");
+    let workspace = node::claim(agent.kubectl, "repair-workspace");
     let begun = std::fs::read_to_string(workspace.join("begun")).unwrap();
     assert_eq!(begun.lines().count(), 3, "the interrupted check was repeated");
 }
@@ -174,7 +174,7 @@ fn the_example_of_a_test_suite_makes_it_pass() {
             "artifacts": [{"path": "CHANGES.md", "met": true, "bytes": 32}],
         })
     );
-    let report = std::fs::read_to_string(host::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();
+    let report = std::fs::read_to_string(node::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();
     assert!(report.contains("adds zero") && !report.contains("<failure"), "{report}");
 }
 

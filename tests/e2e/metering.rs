@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::agents::{Agent, COMPUTED_TOKENS, anthropic, computed, openai, status_used};
 use super::cluster::{Namespace, shared};
-use super::host;
 use super::model_server::{self, Line, ModelServer, Used};
+use super::node;
 use crate::support::kubectl::Kubectl;
 use serde_json::json;
 
@@ -45,7 +45,7 @@ fn a_real_models_tokens_are_counted_exactly_through_pod_deletion_and_worker_kill
     until_more_calls(server, label, 2);
 
     let in_flight = server.until_in_call(label, 120);
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
     until_more_calls(server, label, 2);
     let key = in_flight.key.expect("the gateway names its calls");
@@ -119,7 +119,7 @@ fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unkno
     let mut in_flight = Vec::new();
     for kill in 1..=2 {
         in_flight.extend(server.until_in_call(label, 120).key);
-        host::kill(&pod, "gateway");
+        node::kill(&pod, "gateway");
         agent.until_restarted("gateway", kill, 60);
         until_more_calls(server, label, 2);
     }
@@ -191,7 +191,7 @@ fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unkno
 
 /// What the gateway's own record says of each call, by its key: read from the node, once the pod is gone.
 fn gateway_record(agent: &Agent<'_>) -> BTreeMap<String, String> {
-    let file = host::volume(agent.kubectl, &agent.name).join("gateway/calls.db");
+    let file = node::volume(agent.kubectl, &agent.name).join("gateway/calls.db");
     let uid = agent.object()["metadata"]["uid"]
         .as_str()
         .expect("an Agent has a uid")

@@ -7,67 +7,67 @@ use super::cluster::{AGENTS, Namespace, shared};
 use super::model_server::{self, ModelServer};
 
 /// One way to fail: the fault, the reason of `ModelAvailable=False`, the status of `Ready`.
-struct Trouble {
+struct ProviderFault {
     fault: &'static str,
     reason: &'static str,
     ready: &'static str,
 }
 
-const fn trouble(fault: &'static str, reason: &'static str, ready: &'static str) -> Trouble {
-    Trouble { fault, reason, ready }
+const fn provider_fault(fault: &'static str, reason: &'static str, ready: &'static str) -> ProviderFault {
+    ProviderFault { fault, reason, ready }
 }
 
 /// A person must act only where no attempt can ever help.
-const TROUBLES: &[Trouble] = &[
-    trouble("401", "AuthenticationFailed", "False"),
-    trouble("429-quota", "QuotaExceeded", "False"),
-    trouble("404", "BadResponse", ""),
-    trouble("garbage", "BadResponse", ""),
-    trouble("500", "Unreachable", ""),
-    trouble("529", "Unreachable", ""),
-    trouble("cut", "Unreachable", ""),
+const PROVIDER_FAULTS: &[ProviderFault] = &[
+    provider_fault("401", "AuthenticationFailed", "False"),
+    provider_fault("429-quota", "QuotaExceeded", "False"),
+    provider_fault("404", "BadResponse", ""),
+    provider_fault("garbage", "BadResponse", ""),
+    provider_fault("500", "Unreachable", ""),
+    provider_fault("529", "Unreachable", ""),
+    provider_fault("cut", "Unreachable", ""),
 ];
 
 /// The same of a server that speaks Anthropic messages.
-const MESSAGES_TROUBLES: &[Trouble] = &[
-    trouble("401", "AuthenticationFailed", "False"),
-    trouble("402", "QuotaExceeded", "False"),
-    trouble("529", "Unreachable", ""),
-    trouble("cut", "Unreachable", ""),
+const MESSAGES_FAULTS: &[ProviderFault] = &[
+    provider_fault("401", "AuthenticationFailed", "False"),
+    provider_fault("402", "QuotaExceeded", "False"),
+    provider_fault("529", "Unreachable", ""),
+    provider_fault("cut", "Unreachable", ""),
 ];
 
 #[test]
-fn each_kind_of_provider_trouble_is_named_and_ends_with_the_next_good_call() {
+fn each_provider_fault_has_its_reason_and_clears_after_the_next_success() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
         return;
     };
     let namespace = Namespace::new(&cluster.system, "providers");
-    let agents: Vec<_> = TROUBLES
+    let agents: Vec<_> = PROVIDER_FAULTS
         .iter()
-        .map(|trouble| (trouble, start(&namespace, server, trouble.fault)))
+        .map(|fault| (fault, start(&namespace, server, fault.fault)))
         .chain(
-            MESSAGES_TROUBLES
+            MESSAGES_FAULTS
                 .iter()
-                .map(|trouble| (trouble, start_messages(&namespace, server, trouble.fault))),
+                .map(|fault| (fault, start_messages(&namespace, server, fault.fault))),
         )
         .collect();
-    for (trouble, (agent, _)) in &agents {
-        let found = agent.until_condition("ModelAvailable", "False", trouble.reason, 60);
+    for (fault, (agent, _)) in &agents {
+        let found = agent.until_condition("ModelAvailable", "False", fault.reason, 60);
         let message = found["message"].as_str().unwrap_or_default();
         assert!(
             message.len() > 20 && !message.contains("canary"),
             "{}: {message}",
-            trouble.fault
+            fault.fault
         );
-        if !trouble.ready.is_empty() {
+        if !fault.ready.is_empty() {
             agent.until("Ready", 30, |agent| {
-                (condition(agent, "Ready")?["status"] == trouble.ready).then_some(())
+                (condition(agent, "Ready")?["status"] == fault.ready).then_some(())
             });
         }
     }
-    for (trouble, (agent, label)) in &agents {
+    for (fault, (agent, label)) in &agents {
         server.choose(label, "sleep");
-        let resume = json!({"metadata": {"annotations": {"agentloop.dev/resume": trouble.fault}}});
+        let resume = json!({"metadata": {"annotations": {"agentloop.dev/resume": fault.fault}}});
         agent.kubectl.patch(AGENTS, &agent.name, &resume);
     }
     for (_, (agent, _)) in &agents {

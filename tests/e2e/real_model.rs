@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::agents::{Agent, computed, condition, openai, status_used};
 use super::cluster::{Namespace, shared};
 use super::goals;
-use super::host;
 use super::link_client::{LinkUser, block_on};
 use super::model_server::{self, ModelServer, Used};
+use super::node;
 use super::responses::ResponseReceiver;
 use super::toolbox::inside;
 use crate::support::kubectl::Kubectl;
@@ -129,7 +129,7 @@ fn a_goal_of_a_real_model_is_measured_by_the_test_suite_in_its_toolbox() {
     let steps = goal["steps"].as_i64().expect("steps are counted");
     assert!((1..=STEPS).contains(&steps), "{goal}");
     // The pod of a loop that has ended is gone.
-    let report = std::fs::read_to_string(host::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();
+    let report = std::fs::read_to_string(node::claim(agent.kubectl, "repair-workspace").join("report.xml")).unwrap();
     match goal["end"].as_str().expect("it says what ended it") {
         "CriteriaMet" => assert!(
             goal["progressPercent"] == 100 && !report.contains("<failure"),

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, anthropic, openai};
 use super::cluster::{Namespace, shared};
-use crate::gateway::strict::{self, Kind, Strict};
+use crate::gateway::strict::{self, ProviderFlavor, StrictProvider};
 
-const KINDS: [(&str, Kind); 4] = [
-    ("claude", Kind::Claude),
-    ("deepseek", Kind::DeepSeek),
-    ("gemini", Kind::Gemini),
-    ("mistral", Kind::Mistral),
+const KINDS: [(&str, ProviderFlavor); 4] = [
+    ("claude", ProviderFlavor::Claude),
+    ("deepseek", ProviderFlavor::DeepSeek),
+    ("gemini", ProviderFlavor::Gemini),
+    ("mistral", ProviderFlavor::Mistral),
 ];
 /// The request of the turn during which the pod goes: it repeats two answers.
 const CUT: usize = 2;
@@ -27,8 +27,8 @@ fn providers_that_refuse_lost_signatures_answer_a_turn_that_began_in_another_pod
         .build()
         .expect("a runtime");
     let agents = KINDS.map(|(name, kind)| {
-        let (strict, address) = runtime.block_on(Strict::start(&host, kind, Some(CUT)));
-        let mut model = if kind == Kind::Claude {
+        let (strict, address) = runtime.block_on(StrictProvider::start(&host, kind, Some(CUT)));
+        let mut model = if kind == ProviderFlavor::Claude {
             anthropic("")
         } else {
             openai("")

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
 use super::cluster::{self, AGENTS, LEADER, Namespace, RELEASE, alone, figure};
-use super::host;
+use super::node;
 
 /// An Agent that turns a few times a second, for ever.
 pub(super) fn turning(namespace: &Namespace) -> Agent<'_> {
@@ -68,7 +68,7 @@ fn when_the_leader_freezes_the_other_replica_leads_within_half_a_minute() {
     cluster.system.wait(&deployment, "condition=Available", 60);
     let leader = cluster::leader(&cluster.system);
     let watch = cluster.system.watch("pods", &["-l", LEADER]);
-    let frozen = host::Frozen::start(host::pid(&leader, "controller"));
+    let frozen = node::Frozen::start(node::pid(&leader, "controller"));
     let start = Instant::now();
     let deadline = start + Duration::from_secs(30);
     loop {

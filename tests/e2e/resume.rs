@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, openai};
 use super::cluster::{AGENTS, Namespace, shared};
-use super::host;
 use super::model_server::{self, Line};
+use super::node;
 
 #[test]
 fn transcript_and_turns_survive_pod_deletion_and_kills_of_each_container() {
@@ -25,10 +25,10 @@ fn transcript_and_turns_survive_pod_deletion_and_kills_of_each_container() {
     );
     let pod = agent.until_pod(None, 60);
     server.until_in_call(label, 30);
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
     server.until_in_call(label, 30);
-    host::kill(&pod, "gateway");
+    node::kill(&pod, "gateway");
     agent.until_restarted("gateway", 1, 60);
     server.until_in_call(label, 60);
     agent.kubectl.ok(&["delete", "pod", &agent.name, "--wait=false"]);
@@ -69,9 +69,9 @@ fn a_sleep_keeps_its_deadline_through_pod_deletion_and_kills() {
     let calls = server.lines(label).len();
 
     let pod = agent.until_pod(None, 30);
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
-    host::kill(&pod, "gateway");
+    node::kill(&pod, "gateway");
     agent.until_restarted("gateway", 1, 60);
     agent.kubectl.ok(&["delete", "pod", &agent.name, "--wait=false"]);
     agent.until_pod(Some(&pod), 90);

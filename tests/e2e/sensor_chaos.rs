@@ -12,10 +12,10 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::budget_chaos::{Short, kill_pod, leading};
+use super::budget_chaos::{ShortLeaseGuard, kill_pod, leading};
 use super::cluster::{Namespace, alone, figure};
-use super::host::{self, Frozen};
-use super::kills::restarts;
+use super::node::{self, Frozen};
+use super::process_chaos::restarts;
 use super::sensor_pods::{KEY, POD, SENSORS, Sender, until_listening};
 use crate::support::kubectl::Kubectl;
 use crate::support::random::Random;
@@ -75,7 +75,7 @@ END;
 fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_part_is_killed_and_frozen() {
     let Some(cluster) = alone() else { return };
     let seconds = setting("AGENTLOOP_E2E_CHAOS_SECONDS").unwrap_or(30);
-    let _short = Short::start(&cluster.system, LEASE.0, LEASE.1);
+    let _short = ShortLeaseGuard::start(&cluster.system, LEASE.0, LEASE.1);
     let namespace = Namespace::new(&cluster.system, "sensor-chaos");
     let kubectl = &namespace.kubectl;
     let agents = receivers(&namespace);
@@ -84,16 +84,16 @@ fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_par
 
     let sender = Sender::of(kubectl);
     let (begun, long) = (Instant::now(), Duration::from_secs(seconds));
-    let (sent, blows) = std::thread::scope(|scope| {
+    let (sent, faults) = std::thread::scope(|scope| {
         let start = |lane| {
             let sender = &sender;
             scope.spawn(move || send(sender, lane, long))
         };
         let lanes: Vec<_> = (0..LANES).map(start).collect();
         let goes_on = || !lanes.iter().all(ScopedJoinHandle::is_finished);
-        let blows = storm(&cluster.system, kubectl, &agents, goes_on);
+        let faults = inject_faults(&cluster.system, kubectl, &agents, goes_on);
         let sent = lanes.into_iter().flat_map(|lane| lane.join().unwrap());
-        (sent.collect::<BTreeMap<_, _>>(), blows)
+        (sent.collect::<BTreeMap<_, _>>(), faults)
     });
     let (took, ended) = (begun.elapsed(), Instant::now());
     let all = i64::try_from(sent.len()).unwrap();
@@ -105,8 +105,8 @@ fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_par
     for agent in &agents {
         agent.suspend(true);
     }
-    let found: Vec<_> = agents.iter().map(Found::after).collect();
-    say_blows(&blows);
+    let found: Vec<_> = agents.iter().map(JournalFindings::after).collect();
+    report_faults(&faults);
     say_events(&sent, took, calmed);
     say_effects(&found, &sent);
     assert_eq!(status["dropped"].as_i64().unwrap_or(0), 0, "no limit was in the way");
@@ -115,10 +115,10 @@ fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_par
         // The order among senders is the Sensor's.
         assert_eq!(receiver.numbers, found[0].numbers, "{}", receiver.name);
     }
-    let (floor, strikes) = (seconds * 5, blows.kills.iter().chain(&blows.freezes).sum::<usize>());
+    let (floor, strikes) = (seconds * 5, faults.kills.iter().chain(&faults.freezes).sum::<usize>());
     assert!(sent.len() as u64 >= floor, "{all} events: nearly nothing went on");
     assert!(seconds < ALL.0 || all == EVENTS, "{all} events in {took:?}");
-    assert!(strikes as u64 > seconds / 6, "{blows:?}");
+    assert!(strikes as u64 > seconds / 6, "{faults:?}");
 }
 
 /// A setting of a test, from the environment.
@@ -145,7 +145,7 @@ fn receivers(namespace: &Namespace) -> Vec<Agent<'_>> {
     }
     for agent in &agents {
         agent.stop(120);
-        let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+        let journal = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();
         journal.execute_batch(WITNESS).unwrap();
         drop(journal);
         agent.suspend(false);
@@ -232,7 +232,7 @@ fn until_taken(sender: &Sender, number: i64) -> Sent {
 
 /// What was hit how often, by part.
 #[derive(Debug, Default)]
-pub struct Blows {
+pub struct InjectedFaults {
     pub kills: [usize; PARTS.len()],
     freezes: [usize; PARTS.len()],
     /// Pods that were deleted with the process killed in them.
@@ -240,12 +240,17 @@ pub struct Blows {
 }
 
 /// Kills and freezes while the senders send; then everything continues.
-fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: impl Fn() -> bool) -> Blows {
+fn inject_faults(
+    system: &Kubectl,
+    kubectl: &Kubectl,
+    agents: &[Agent<'_>],
+    goes_on: impl Fn() -> bool,
+) -> InjectedFaults {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
     eprintln!("the blows of this run have the seed {seed}");
     let mut random = Random::new(seed);
-    let (mut blows, mut deck, mut frozen) = (Blows::default(), Vec::new(), Vec::new());
+    let (mut faults, mut deck, mut frozen) = (InjectedFaults::default(), Vec::new(), Vec::new());
     while goes_on() {
         if deck.is_empty() {
             deck = DECK.to_vec();
@@ -262,18 +267,18 @@ fn storm(system: &Kubectl, kubectl: &Kubectl, agents: &[Agent<'_>], goes_on: imp
         match pod {
             Some(pod) if freezes => {
                 let process = Frozen::of(&pod, PARTS[part]);
-                blows.freezes[part] += usize::from(process.is_some());
+                faults.freezes[part] += usize::from(process.is_some());
                 frozen.extend(process.map(|process| (Instant::now() + still, process)));
             }
-            Some(pod) if part == LEADER => blows.kill_leader(system, &pod),
-            Some(pod) => blows.kill(kubectl, &pod, part),
+            Some(pod) if part == LEADER => faults.kill_leader(system, &pod),
+            Some(pod) => faults.kill(kubectl, &pod, part),
             None => {}
         }
         // The rhythm of the blows is the test's own: nothing is waited for.
         std::thread::park_timeout(pause);
         frozen.retain(|(until, _)| *until > Instant::now());
     }
-    blows
+    faults
 }
 
 /// The replica that leads. A leader that stood still for too long ends, and the kubelet lets it wait longer each time; a new
@@ -293,7 +298,7 @@ fn delete(kubectl: &Kubectl, pod: &Value) {
     kubectl.run(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
 }
 
-impl Blows {
+impl InjectedFaults {
     /// SIGKILL to the leader, and deletion of its pod.
     pub fn kill_leader(&mut self, system: &Kubectl, pod: &Value) {
         kill_pod(system, pod);
@@ -302,7 +307,7 @@ impl Blows {
 
     /// SIGKILL to a part in a pod.
     pub fn kill(&mut self, kubectl: &Kubectl, pod: &Value, part: usize) {
-        self.kills[part] += usize::from(host::strike(pod, PARTS[part], "KILL").is_some());
+        self.kills[part] += usize::from(node::strike(pod, PARTS[part], "KILL").is_some());
         // A container that was killed before is started with a delay that grows; a new pod has none.
         if restarts(pod) > 0 {
             delete(kubectl, pod);
@@ -312,7 +317,7 @@ impl Blows {
 }
 
 /// What a receiver's journal says of the events, after its end.
-struct Found {
+struct JournalFindings {
     name: String,
     /// Numbers in the order in which they took effect, and when each did.
     numbers: Vec<i64>,
@@ -324,10 +329,10 @@ struct Found {
     newest: Value,
 }
 
-impl Found {
+impl JournalFindings {
     fn after(agent: &Agent<'_>) -> Self {
         agent.stop(120);
-        let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+        let journal = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();
         let mut select = journal.prepare("SELECT text, at FROM effects ORDER BY id").unwrap();
         let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, Option<String>>(0)?, row.get::<_, f64>(1)?));
         let effects = select.query_map([], row).unwrap().map(Result::unwrap);
@@ -385,11 +390,11 @@ impl Found {
     }
 }
 
-fn say_blows(blows: &Blows) {
-    let kills = blows.kills.map(|kills| kills.to_string()).join("/");
+fn report_faults(faults: &InjectedFaults) {
+    let kills = faults.kills.map(|kills| kills.to_string()).join("/");
     figure("sensor_chaos_kills_sensor_leader_worker_gateway", kills, "kills");
-    figure("sensor_chaos_pods_deleted", blows.pods, "pods");
-    let freezes = blows.freezes.map(|freezes| freezes.to_string()).join("/");
+    figure("sensor_chaos_pods_deleted", faults.pods, "pods");
+    let freezes = faults.freezes.map(|freezes| freezes.to_string()).join("/");
     figure("sensor_chaos_freezes_sensor_leader_worker_gateway", freezes, "freezes");
 }
 
@@ -412,8 +417,8 @@ fn say_events(sent: &BTreeMap<i64, Sent>, took: Duration, calmed: Duration) {
     );
 }
 
-fn say_effects(found: &[Found], sent: &BTreeMap<i64, Sent>) {
-    let sum = |of: &dyn Fn(&Found) -> usize| found.iter().map(of).sum::<usize>();
+fn say_effects(found: &[JournalFindings], sent: &BTreeMap<i64, Sent>) {
+    let sum = |of: &dyn Fn(&JournalFindings) -> usize| found.iter().map(of).sum::<usize>();
     figure("sensor_chaos_effects", sum(&|found| found.numbers.len()), "effects");
     figure("sensor_chaos_doubled", sum(&|found| found.doubled().len()), "effects");
     figure(
@@ -427,7 +432,7 @@ fn say_effects(found: &[Found], sent: &BTreeMap<i64, Sent>) {
         dropped,
         "notifications",
     );
-    let took = |found: &Found| {
+    let took = |found: &JournalFindings| {
         let effects = found.numbers.iter().zip(&found.at);
         let took = effects.filter_map(|(number, at)| Some(at - sent.get(number)?.at));
         took.collect::<Vec<_>>()

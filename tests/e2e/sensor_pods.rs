@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{Namespace, figure, shared};
-use super::host;
+use super::node;
 use crate::support::http;
 use crate::support::kubectl::{Kubectl, Proxy};
 
@@ -166,7 +166,7 @@ fn each_webhook_reaches_two_agents_once_though_the_sensor_is_killed_in_the_middl
     let sender = Sender::of(kubectl);
     for number in 1..=20 {
         if number == 11 {
-            host::kill(&pod, "sensor");
+            node::kill(&pod, "sensor");
         }
         let status = sender.send(KEY, &number.to_string(), &format!("{{\"number\": {number}}}"));
         // 200: it was taken, and the answer was lost with the process.
@@ -184,7 +184,7 @@ fn each_webhook_reaches_two_agents_once_though_the_sensor_is_killed_in_the_middl
 }
 
 #[test]
-fn a_sensor_pod_that_stands_still_is_told_within_a_minute_and_goes_on_when_it_can() {
+fn a_hung_sensor_pod_is_reported_within_a_minute_and_recovers() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "frozen-sensor");
     let kubectl = &namespace.kubectl;
@@ -192,7 +192,7 @@ fn a_sensor_pod_that_stands_still_is_told_within_a_minute_and_goes_on_when_it_ca
     let agent = Agent::named(&namespace, "webhook");
     let pod = until_listening(kubectl);
     let begun = Instant::now();
-    let frozen = host::Frozen::of(&pod, "sensor").expect("its process runs");
+    let frozen = node::Frozen::of(&pod, "sensor").expect("its process runs");
     let connected = |status: &'static str, seconds| {
         kubectl.until(&format!("Connected={status}"), seconds, SENSORS, "orders", |sensor| {
             let found = condition(sensor, "Connected")?;

@@ -2,7 +2,7 @@
 
 use super::agents::Agent;
 use super::cluster::{Namespace, shared};
-use super::host;
+use super::node;
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/schedule.yaml");
 const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
@@ -56,7 +56,7 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
 }
 
 #[test]
-fn files_moved_into_a_workspace_are_told_once_each_over_a_kill_and_a_new_pod() {
+fn files_moved_into_a_workspace_are_reported_once_across_a_kill_and_a_new_pod() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "files");
     let kubectl = &namespace.kubectl;
@@ -67,7 +67,7 @@ fn files_moved_into_a_workspace_are_told_once_each_over_a_kill_and_a_new_pod() {
     let inbox = "sensors.agentloop.dev/inbox";
     // The folder does not exist.
     kubectl.wait(inbox, "condition=Connected=false", 60);
-    let folder = host::claim(kubectl, "reader-workspace");
+    let folder = node::claim(kubectl, "reader-workspace");
     std::fs::create_dir(folder.join("inbox")).expect("a folder");
     kubectl.wait(inbox, "condition=Connected", 60);
     kubectl.wait(inbox, "jsonpath={.status.type}=Watch", 30);
@@ -86,7 +86,7 @@ fn files_moved_into_a_workspace_are_told_once_each_over_a_kill_and_a_new_pod() {
     put("first");
     until(1);
     agent.until_turns(turns + 1, 60);
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     put("second");
     until(2);
     kubectl.ok(&["delete", "pod", "reader", "--wait=true"]);

@@ -11,7 +11,7 @@ use crate::support::http;
 const GOAL_MILLISECONDS: f64 = 250.0;
 
 #[test]
-fn suspend_ends_model_traffic_within_a_quarter_second_and_unsuspend_goes_on() {
+fn suspend_ends_model_traffic_within_a_quarter_second_and_unsuspend_continues() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
         return;
     };

@@ -14,12 +14,12 @@ use rusqlite::{Connection, Row};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::budget_chaos::Short;
+use super::budget_chaos::ShortLeaseGuard;
 use super::cluster::{Namespace, alone, figure};
-use super::host;
 use super::link_client::{LinkUser, block_on};
+use super::node;
 use super::responses::{ReceivedResponse, ResponseReceiver};
-use super::sensor_chaos::{Blows, LEADER, LEASE, PARTS, leader_without_delay, setting};
+use super::sensor_chaos::{InjectedFaults, LEADER, LEASE, PARTS, leader_without_delay, setting};
 use super::sensor_pods::{KEY, POD, Sender, until_listening};
 use crate::support::kubectl::Kubectl;
 use crate::support::random::Random;
@@ -29,10 +29,10 @@ const TASKS: u64 = 1_000;
 /// How many without kills, with [`OPEN`] open at a time, and with one.
 const UNDISTURBED: [usize; 2] = [300, 100];
 /// As what a client's tasks go out, in turn.
-const CLIENTS: [(&str, &[Way]); 3] = [
-    ("hooks", &[Way::Webhook]),
-    ("requests", &[Way::Request]),
-    ("both", &[Way::Webhook, Way::Request]),
+const CLIENTS: [(&str, &[TaskChannel]); 3] = [
+    ("hooks", &[TaskChannel::Webhook]),
+    ("requests", &[TaskChannel::Request]),
+    ("both", &[TaskChannel::Webhook, TaskChannel::Request]),
 ];
 /// Tasks without a response from which on no client sends another one: so the time until a task begins is about the kills and
 /// not about the length of the queue.
@@ -55,7 +55,7 @@ END;
 ";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum TaskChannel {
     Webhook,
     Request,
 }
@@ -64,7 +64,7 @@ enum Way {
 fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_killed() {
     let Some(cluster) = alone() else { return };
     let count = usize::try_from(setting("AGENTLOOP_E2E_TASKS").unwrap_or(TASKS)).unwrap();
-    let _short = Short::start(&cluster.system, LEASE.0, LEASE.1);
+    let _short = ShortLeaseGuard::start(&cluster.system, LEASE.0, LEASE.1);
     let namespace = Namespace::new(&cluster.system, "task-chaos");
     let kubectl = &namespace.kubectl;
     let receiver = ResponseReceiver::start(REFUSES_EACH);
@@ -73,12 +73,12 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
     until_listening(kubectl);
 
     let begun = Instant::now();
-    let (sent, blows) = post(&cluster.system, &agent, &receiver, (count, OPEN), |goes_on| {
+    let (sent, faults) = post(&cluster.system, &agent, &receiver, (count, OPEN), |goes_on| {
         kill_parts(&cluster.system, kubectl, &agent, goes_on)
     });
     let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
     let took = begun.elapsed();
-    say_kills(&blows, &sent);
+    say_kills(&faults, &sent);
     say_rate("task_chaos", count, took);
     figure(
         "task_chaos_responses_sent_again",
@@ -86,13 +86,13 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
         "responses",
     );
     agent.stop(120);
-    let found = Found::after(&agent);
+    let found = JournalFindings::after(&agent);
     found.say("task_chaos");
     found.judge(&sent, &accepted, &receiver.all());
-    let (kills, rounds) = (blows.kills.iter().sum::<usize>(), took.as_secs() / RHYTHM.as_secs());
+    let (kills, rounds) = (faults.kills.iter().sum::<usize>(), took.as_secs() / RHYTHM.as_secs());
     assert!(
         kills as u64 * 2 >= rounds,
-        "{blows:?} in {took:?}: nearly nothing was killed"
+        "{faults:?} in {took:?}: nearly nothing was killed"
     );
 }
 
@@ -111,7 +111,7 @@ fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_distu
         let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
         say_rate(run, count, begun.elapsed());
         agent.stop(120);
-        let found = Found::after(&agent);
+        let found = JournalFindings::after(&agent);
         found.say(run);
         found.judge(&sent, &accepted, &receiver.all());
     }
@@ -158,7 +158,7 @@ fn answering<'a>(namespace: &'a Namespace, receiver: &ResponseReceiver, call: Du
     let agent = Agent::apply(namespace, "clerk", &scripted("answers"), &spec);
     agent.until_state("Sleeping", 240);
     agent.stop(120);
-    let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+    let journal = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();
     journal.execute_batch(WITNESS).unwrap();
     drop(journal);
     agent.suspend(false);
@@ -180,7 +180,7 @@ pub fn sensor() -> String {
 
 struct TaskClient {
     name: &'static str,
-    ways: &'static [Way],
+    ways: &'static [TaskChannel],
     sender: Sender,
     user: LinkUser,
 }
@@ -188,7 +188,7 @@ struct TaskClient {
 /// How a task was accepted.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    way: Way,
+    way: TaskChannel,
     tries: usize,
 }
 
@@ -208,8 +208,8 @@ impl TaskClient {
             // Names sort in the order in which they are posted.
             let (name, way) = (format!("{}-{number:06}", self.name), self.ways[turn % self.ways.len()]);
             let tries = match way {
-                Way::Webhook => self.post_webhook(&name),
-                Way::Request => block_on(self.user.until_accepted(agent, &name, &name, PATIENCE)).1,
+                TaskChannel::Webhook => self.post_webhook(&name),
+                TaskChannel::Request => block_on(self.user.until_accepted(agent, &name, &name, PATIENCE)).1,
             };
             (name, Sent { way, tries })
         };
@@ -234,12 +234,12 @@ impl TaskClient {
 }
 
 /// Kills one part after the other, in an order that is drawn again each time.
-fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> Blows {
+fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> InjectedFaults {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
     eprintln!("the kills of this run have the seed {seed}");
     let mut random = Random::new(seed);
-    let (mut blows, mut deck) = (Blows::default(), Vec::new());
+    let (mut faults, mut deck) = (InjectedFaults::default(), Vec::new());
     while goes_on() {
         // The rhythm of the kills is the test's own: nothing is waited for.
         std::thread::park_timeout(RHYTHM);
@@ -253,16 +253,16 @@ fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: i
             _ => kubectl.get("pod", &agent.name),
         };
         match pod {
-            Some(pod) if part == LEADER => blows.kill_leader(system, &pod),
-            Some(pod) => blows.kill(kubectl, &pod, part),
+            Some(pod) if part == LEADER => faults.kill_leader(system, &pod),
+            Some(pod) => faults.kill(kubectl, &pod, part),
             None => {}
         }
     }
-    blows
+    faults
 }
 
 /// What the journal says of the tasks, after the end.
-struct Found {
+struct JournalFindings {
     /// Id and text of each task, in the order of acceptance.
     offers: Vec<(String, String)>,
     /// Origin of each task, by its id.
@@ -276,9 +276,9 @@ struct Found {
     undelivered: i64,
 }
 
-impl Found {
+impl JournalFindings {
     fn after(agent: &Agent<'_>) -> Self {
-        let journal = Connection::open(host::journal(agent.kubectl, &agent.name)).unwrap();
+        let journal = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();
         let texts = |sql: &str| {
             let mut select = journal.prepare(sql).unwrap();
             let row = |row: &Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
@@ -319,7 +319,7 @@ impl Found {
     fn judge(&self, sent: &BTreeMap<String, Sent>, accepted: &[ReceivedResponse], all: &[ReceivedResponse]) {
         let mut texts: Vec<&String> = self.offers.iter().map(|(_, text)| text).collect();
         for (name, _) in CLIENTS {
-            for way in [Way::Webhook, Way::Request] {
+            for way in [TaskChannel::Webhook, TaskChannel::Request] {
                 let mut its = texts
                     .iter()
                     .filter(|text| text.starts_with(name) && sent[**text].way == way);
@@ -378,10 +378,10 @@ impl Found {
     }
 }
 
-fn say_kills(blows: &Blows, sent: &BTreeMap<String, Sent>) {
-    let kills = blows.kills.map(|kills| kills.to_string()).join("/");
+fn say_kills(faults: &InjectedFaults, sent: &BTreeMap<String, Sent>) {
+    let kills = faults.kills.map(|kills| kills.to_string()).join("/");
     figure("task_chaos_kills_sensor_leader_worker_gateway", kills, "kills");
-    figure("task_chaos_pods_deleted", blows.pods, "pods");
+    figure("task_chaos_pods_deleted", faults.pods, "pods");
     let again: usize = sent.values().map(|sent| sent.tries - 1).sum();
     figure("task_chaos_posted_again", again, "posts");
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, condition, script, scripted};
 use super::cluster::{AGENTS, Namespace, figure, shared};
-use super::host;
+use super::node;
 use crate::support::kubectl::Kubectl;
 
 const SERVER: &str = "/app/node_modules/@modelcontextprotocol/server-everything/dist/index.js";
@@ -164,9 +164,9 @@ fn a_killed_toolbox_takes_its_command_with_it(agent: &Agent<'_>) {
     }
     assert_eq!(container_restarts(agent, "toolbox"), 0);
     let pod = || agent.kubectl.get("pod", &agent.name).expect("the pod exists");
-    host::kill(&pod(), "toolbox");
+    node::kill(&pod(), "toolbox");
     agent.kubectl.until("the restart", 60, "pod", &agent.name, |_| {
-        (container_restarts(agent, "toolbox") == 1 && host::find(&pod(), "toolbox").is_some()).then_some(())
+        (container_restarts(agent, "toolbox") == 1 && node::find(&pod(), "toolbox").is_some()).then_some(())
     });
     assert!(!inside(agent, "toolbox", pid).contains("found"));
     asleep(agent, 2);
@@ -209,7 +209,7 @@ fn the_command_of_a_killed_worker_ends(agent: &Agent<'_>) {
     wake(agent, "again");
     until(true);
     let pod = agent.kubectl.get("pod", &agent.name).expect("the pod exists");
-    host::kill(&pod, "worker");
+    node::kill(&pod, "worker");
     until(false);
     asleep(agent, 4);
     // The log is that of the new container.

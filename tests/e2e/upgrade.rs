@@ -18,7 +18,7 @@ use super::agents::{Agent, script, scripted};
 use super::budget_writes::adds_up;
 use super::budgets::{self, BUDGETS};
 use super::cluster::{self, CHART, Namespace, RELEASE, figure, without_release};
-use super::host;
+use super::node;
 use super::responses::ResponseReceiver;
 use super::sensor_pods::{KEY, POD, SENSORS, Sender, until_listening};
 use super::task_chaos;
@@ -29,7 +29,7 @@ use crate::tools::python::{self, Edition, McpServer};
 /// What each answer of the script bills.
 const INPUT: i64 = 10;
 /// Longest time without a completed turn of a loop whose pod stays.
-const LONGEST_GAP: f64 = 20.0;
+const MAX_GAP: f64 = 20.0;
 /// Time between two tasks.
 const RHYTHM: Duration = Duration::from_millis(500);
 
@@ -99,7 +99,7 @@ fn turns(agent: &Agent<'_>) -> i64 {
 }
 
 /// Agents of one budget: two that turn all the time, one that waits for approvals, and one with tasks.
-struct Crew<'a> {
+struct UpgradeAgents<'a> {
     kubectl: &'a Kubectl,
     /// Keeps its pod.
     turning: Agent<'a>,
@@ -111,7 +111,7 @@ struct Crew<'a> {
     receiver: ResponseReceiver,
 }
 
-impl<'a> Crew<'a> {
+impl<'a> UpgradeAgents<'a> {
     fn start(namespace: &'a Namespace) -> Self {
         let kubectl = &namespace.kubectl;
         let (server, receiver) = (McpServer::for_pods(Edition::Newer), ResponseReceiver::start(0));
@@ -248,7 +248,7 @@ impl<'a> Crew<'a> {
         let gap = judge_journal(&self.turning);
         judge_journal(&self.moved);
         figure("upgrade_longest_gap_between_turns", format!("{gap:.1}"), "s");
-        assert!(gap < LONGEST_GAP, "no turn was completed for {gap} s");
+        assert!(gap < MAX_GAP, "no turn was completed for {gap} s");
         let budget = self.kubectl.until("nothing reserved", 120, BUDGETS, "all", |budget| {
             let reserved = |kind: &str| budget["status"]["reserved"][kind].as_i64().unwrap_or(0);
             (reserved("tokens") == 0 && reserved("calls") == 0).then(|| budget.clone())
@@ -271,7 +271,7 @@ fn judge_journal(agent: &Agent<'_>) -> f64 {
     let name = &agent.name;
     let usage = agent.object()["status"]["usage"].clone();
     let count = |field: &str| usage[field].as_i64().unwrap_or(0);
-    let journal = Connection::open(host::journal(agent.kubectl, name)).unwrap();
+    let journal = Connection::open(node::journal(agent.kubectl, name)).unwrap();
     let read = |sql: &str| {
         let mut select = journal.prepare(sql).unwrap();
         let rows = select.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
@@ -309,9 +309,9 @@ fn judge_journal(agent: &Agent<'_>) -> f64 {
 }
 
 /// Ends the tasks when the test ends, whatever happens.
-struct Ends<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -342,13 +342,13 @@ fn an_upgrade_from_an_older_version_and_its_rollback_restart_no_loop_and_lose_an
     let (system, present) = (&cluster.system, Version::present());
     previous.apply(system);
     let namespace = Namespace::new(system, "upgrade");
-    let crew = Crew::start(&namespace);
+    let crew = UpgradeAgents::start(&namespace);
     let ends = AtomicBool::new(false);
     let posted = std::thread::scope(|scope| {
         let sender = Sender::of(crew.kubectl);
         let ends = &ends;
         let tasks = scope.spawn(move || post_tasks(&sender, ends));
-        let ending = Ends(ends);
+        let ending = StopOnDrop(ends);
         crew.go_on();
         let before = crew.pods();
 

@@ -39,7 +39,7 @@ const AGENTS: &str = "agentloop.dev/agents";
 const ANSWERS: &str = "agentloop.dev/answers";
 const NOW: &str = "2026-11-22T14:00:00Z";
 
-struct Rig {
+struct AnswerHarness {
     server: ApiServer,
     client: reqwest::Client,
     address: SocketAddr,
@@ -50,7 +50,7 @@ struct Rig {
     stop: CancellationToken,
 }
 
-impl Drop for Rig {
+impl Drop for AnswerHarness {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -126,7 +126,7 @@ fn gate(id: &str, hash: &str) -> Value {
     })
 }
 
-impl Rig {
+impl AnswerHarness {
     /// A leader with Agent `x`, which has these gates.
     async fn start(gates: &[Value]) -> Self {
         Self::with(gates, true).await
@@ -223,19 +223,19 @@ impl Rig {
 
 #[tokio::test]
 async fn an_answer_is_confirmed_once_it_is_on_the_agent_with_the_user_of_the_token() {
-    let rig = Rig::start(&[gate("e1-t1c1r1", "aa"), gate("e1-t1c1r2", "bb")]).await;
-    let (status, answered) = rig.answers("person ann", "e1-t1c1r1", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[gate("e1-t1c1r1", "aa"), gate("e1-t1c1r2", "bb")]).await;
+    let (status, answered) = harness.answers("person ann", "e1-t1c1r1", "Approve", "aa").await;
     assert_eq!(
         (status, answered),
         (202, json!({"gate": "e1-t1c1r1", "answer": "Approve", "by": "ann"}))
     );
-    let (status, answered) = rig.answers("person bob", "e1-t1c1r2", "Deny", "bb").await;
+    let (status, answered) = harness.answers("person bob", "e1-t1c1r2", "Deny", "bb").await;
     assert_eq!(
         (status, answered),
         (202, json!({"gate": "e1-t1c1r2", "answer": "Deny", "by": "bob"}))
     );
     assert_eq!(
-        rig.recorded(),
+        harness.recorded(),
         json!({
             "e1-t1c1r1": {"answer": "Approve", "argumentsHash": "aa", "by": "ann", "at": NOW},
             "e1-t1c1r2": {"answer": "Deny", "argumentsHash": "bb", "by": "bob", "at": NOW},
@@ -245,14 +245,14 @@ async fn an_answer_is_confirmed_once_it_is_on_the_agent_with_the_user_of_the_tok
 
 #[tokio::test]
 async fn the_verb_is_asked_for_the_very_agent_and_the_whole_user() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
-    rig.answers("person ann", "g", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
+    harness.answers("person ann", "g", "Approve", "aa").await;
     let want = json!({
         "user": "ann", "groups": ["people"], "uid": "uid-of-ann", "extra": {"scopes": ["all"]},
         "resourceAttributes": {"verb": "approve", "group": "agentloop.dev", "resource": "agents",
             "namespace": "a", "name": "x"},
     });
-    assert_eq!(*rig.asked.lock().unwrap(), [want]);
+    assert_eq!(*harness.asked.lock().unwrap(), [want]);
 }
 
 #[rstest]
@@ -322,18 +322,18 @@ async fn who_may_not_answer_or_answers_nothing_is_refused_in_words(
     #[case] code: &str,
     #[case] words: &str,
 ) {
-    let rig = Rig::start(&[gate("g", "aa"), gate("e1-t1c1r2", "bb")]).await;
+    let harness = AnswerHarness::start(&[gate("g", "aa"), gate("e1-t1c1r2", "bb")]).await;
     let body = json!({"answer": "Approve", "argumentsHash": "aa"}).to_string();
-    let (got, refusal) = rig.send(token, path, body).await;
+    let (got, refusal) = harness.send(token, path, body).await;
     assert_eq!((got, refusal["code"].as_str()), (status, Some(code)), "{refusal}");
     assert!(refusal["message"].as_str().unwrap().contains(words), "{refusal}");
-    assert_eq!(rig.annotations(), Value::Null);
+    assert_eq!(harness.annotations(), Value::Null);
 }
 
 #[tokio::test]
 async fn a_pods_account_that_may_approve_other_things_is_another_account() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
-    let (status, answered) = rig.answers("pod tools slack-bridge", "g", "Deny", "aa").await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
+    let (status, answered) = harness.answers("pod tools slack-bridge", "g", "Deny", "aa").await;
     assert_eq!(
         (status, answered["by"].as_str()),
         (202, Some("system:serviceaccount:tools:slack-bridge"))
@@ -348,8 +348,8 @@ async fn a_pods_account_that_may_approve_other_things_is_another_account() {
 #[case::too_long(&" ".repeat(4097), "larger than 4096 bytes")]
 #[tokio::test]
 async fn a_body_that_is_no_answer_is_refused_with_the_form_of_one(#[case] body: &str, #[case] words: &str) {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
-    let (status, refusal) = rig
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
+    let (status, refusal) = harness
         .send(Some("person ann"), "a/agents/x/gates/g", body.to_owned())
         .await;
     assert_eq!(
@@ -362,85 +362,85 @@ async fn a_body_that_is_no_answer_is_refused_with_the_form_of_one(#[case] body: 
         message.contains(words) && message.contains("argumentsHash"),
         "{message}"
     );
-    assert_eq!(rig.annotations(), Value::Null);
+    assert_eq!(harness.annotations(), Value::Null);
 }
 
 #[tokio::test]
 async fn an_answer_about_other_arguments_is_refused() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
     for answer in ["Approve", "Deny"] {
-        let (status, refusal) = rig.answers("person ann", "g", answer, "bb").await;
+        let (status, refusal) = harness.answers("person ann", "g", answer, "bb").await;
         assert_eq!((status, refusal["code"].as_str()), (409, Some("Conflict")), "{refusal}");
         let message = refusal["message"].as_str().unwrap();
         assert!(message.contains("other arguments: their hash is aa"), "{message}");
     }
-    assert_eq!(rig.annotations(), Value::Null);
+    assert_eq!(harness.annotations(), Value::Null);
 }
 
 #[tokio::test]
 async fn without_an_open_gate_the_refusal_says_that_there_is_none() {
-    let rig = Rig::start(&[]).await;
-    let (status, refusal) = rig.answers("person ann", "g", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[]).await;
+    let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!((status, refusal["code"].as_str()), (404, Some("NotFound")));
     assert_eq!(refusal["message"], "gate g is not open, and no other one is");
 }
 
 #[tokio::test]
 async fn an_equal_answer_is_recorded_once_and_keeps_the_first_name() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
     for user in ["person ann", "person ann", "person bob"] {
-        let (status, answered) = rig.answers(user, "g", "Approve", "aa").await;
+        let (status, answered) = harness.answers(user, "g", "Approve", "aa").await;
         assert_eq!((status, answered["by"].as_str()), (202, Some("ann")));
     }
-    let writes = rig.server.take_writes();
+    let writes = harness.server.take_writes();
     assert_eq!(writes, ["patch agentloop.dev/agents"]);
 }
 
 #[tokio::test]
 async fn a_denial_takes_precedence_however_it_was_given() {
-    let rig = Rig::start(&[gate("g", "aa"), gate("h", "bb")]).await;
-    assert_eq!(rig.answers("person ann", "g", "Approve", "aa").await.0, 202);
-    assert_eq!(rig.answers("person bob", "g", "Deny", "aa").await.0, 202);
-    assert_eq!(rig.recorded()["g"]["by"], "bob");
-    let (status, refusal) = rig.answers("person ann", "g", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[gate("g", "aa"), gate("h", "bb")]).await;
+    assert_eq!(harness.answers("person ann", "g", "Approve", "aa").await.0, 202);
+    assert_eq!(harness.answers("person bob", "g", "Deny", "aa").await.0, 202);
+    assert_eq!(harness.recorded()["g"]["by"], "bob");
+    let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!(status, 409);
     let message = refusal["message"].as_str().unwrap();
     assert!(message.contains("was denied by bob already"), "{message}");
     // The same with kubectl.
-    rig.annotate(&json!({"agentloop.dev/deny": "h"}));
-    assert_eq!(rig.answers("person ann", "h", "Approve", "bb").await.0, 409);
-    let (status, answered) = rig.answers("person ann", "h", "Deny", "bb").await;
+    harness.annotate(&json!({"agentloop.dev/deny": "h"}));
+    assert_eq!(harness.answers("person ann", "h", "Approve", "bb").await.0, 409);
+    let (status, answered) = harness.answers("person ann", "h", "Deny", "bb").await;
     assert_eq!((status, answered), (202, json!({"gate": "h", "answer": "Deny"})));
-    assert_eq!(rig.recorded()["h"], Value::Null);
+    assert_eq!(harness.recorded()["h"], Value::Null);
 }
 
 #[tokio::test]
 async fn an_answer_leaves_annotations_of_others_alone() {
-    let rig = Rig::start(&[gate("g", "aa"), gate("h", "bb")]).await;
+    let harness = AnswerHarness::start(&[gate("g", "aa"), gate("h", "bb")]).await;
     let others = json!({"agentloop.dev/approve": "h:bb", "agentloop.dev/approved-by": "carl", "note": "x"});
-    rig.annotate(&others);
-    assert_eq!(rig.answers("person ann", "g", "Approve", "aa").await.0, 202);
-    let mut annotations = rig.annotations();
+    harness.annotate(&others);
+    assert_eq!(harness.answers("person ann", "g", "Approve", "aa").await.0, 202);
+    let mut annotations = harness.annotations();
     annotations.as_object_mut().unwrap().remove(ANSWERS);
     assert_eq!(annotations, others);
-    let (_, answered) = rig.answers("person ann", "h", "Approve", "bb").await;
+    let (_, answered) = harness.answers("person ann", "h", "Approve", "bb").await;
     assert_eq!(answered["by"], "carl", "it is answered");
 }
 
 #[tokio::test]
 async fn answers_to_twenty_gates_at_once_are_all_recorded() {
     let gates: Vec<_> = (0..20).map(|number| gate(&format!("g{number}"), "aa")).collect();
-    let rig = Rig::start(&gates).await;
+    let harness = AnswerHarness::start(&gates).await;
     let users: Vec<_> = (0..20)
         .map(|number| (format!("person p{number}"), format!("g{number}")))
         .collect();
     let sent = users
         .iter()
-        .map(|(user, gate)| rig.answers(user, gate, "Approve", "aa"));
+        .map(|(user, gate)| harness.answers(user, gate, "Approve", "aa"));
     for (status, answered) in join_all(sent).await {
         assert_eq!(status, 202, "{answered}");
     }
-    let recorded = rig.recorded();
+    let recorded = harness.recorded();
     for number in 0..20 {
         assert_eq!(recorded[format!("g{number}")]["by"], format!("p{number}"));
     }
@@ -448,29 +448,29 @@ async fn answers_to_twenty_gates_at_once_are_all_recorded() {
 
 #[tokio::test]
 async fn an_answer_survives_nine_other_writes_and_after_a_tenth_the_client_is_told_to_retry() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
-    rig.interferences.store(10, Ordering::SeqCst);
-    let (status, refusal) = rig.answers("person ann", "g", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
+    harness.interferences.store(10, Ordering::SeqCst);
+    let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!((status, refusal["code"].as_str()), (503, Some("Unavailable")));
-    assert_eq!(rig.recorded(), Value::Null);
-    rig.interferences.store(9, Ordering::SeqCst);
-    let (status, answered) = rig.answers("person ann", "g", "Approve", "aa").await;
+    assert_eq!(harness.recorded(), Value::Null);
+    harness.interferences.store(9, Ordering::SeqCst);
+    let (status, answered) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!(status, 202, "{answered}");
-    assert_eq!(rig.recorded()["g"]["by"], "ann");
-    assert_eq!(rig.annotations()["note"], "1", "and the other writes remain");
-    assert_eq!(rig.server.take_writes().len(), 20);
+    assert_eq!(harness.recorded()["g"]["by"], "ann");
+    assert_eq!(harness.annotations()["note"], "1", "and the other writes remain");
+    assert_eq!(harness.server.take_writes().len(), 20);
 }
 
 #[tokio::test]
 async fn nothing_is_confirmed_while_the_api_server_is_away_or_another_replica_leads() {
-    let rig = Rig::start(&[gate("g", "aa")]).await;
-    rig.server.set_closed(AGENTS, true);
-    let (status, refusal) = rig.answers("person ann", "g", "Approve", "aa").await;
+    let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
+    harness.server.set_closed(AGENTS, true);
+    let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!((status, refusal["code"].as_str()), (503, Some("Unavailable")));
-    rig.server.set_closed(AGENTS, false);
-    assert_eq!(rig.annotations(), Value::Null);
-    assert_eq!(rig.answers("person ann", "g", "Approve", "aa").await.0, 202);
-    let follower = Rig::with(&[gate("g", "aa")], false).await;
+    harness.server.set_closed(AGENTS, false);
+    assert_eq!(harness.annotations(), Value::Null);
+    assert_eq!(harness.answers("person ann", "g", "Approve", "aa").await.0, 202);
+    let follower = AnswerHarness::with(&[gate("g", "aa")], false).await;
     let (status, refusal) = follower.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!((status, refusal["code"].as_str()), (503, Some("Unavailable")));
     assert_eq!(*follower.asked.lock().unwrap(), Vec::<Value>::new());

@@ -43,7 +43,7 @@ use crate::support::clusters::control_plane;
 
 const SOON: Duration = Duration::from_secs(20);
 
-struct World {
+struct BudgetHarness {
     client: Client,
     namespace: String,
 }
@@ -57,7 +57,7 @@ struct Leader {
     task: JoinHandle<Result<(), RecordConflictError>>,
 }
 
-impl World {
+impl BudgetHarness {
     async fn start() -> Option<Self> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let kubeconfig = Kubeconfig::read_from(control_plane()?).unwrap();
@@ -275,20 +275,22 @@ fn hourly(limit: i64) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_was_replaced_cannot_write_grants_nothing_and_ends() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let old = world.leader(&[&agent]).await;
-    let who = world.who("a");
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let old = harness.leader(&[&agent]).await;
+    let who = harness.who("a");
     let told = old.lease(&who, &account, &[], Some(100)).await.unwrap();
     let lease = told.leases[0].clone();
     assert!(lease.granted.tokens >= 100, "{told:?}");
-    let record = world.written("team").await.status.unwrap().ledger.unwrap();
+    let record = harness.written("team").await.status.unwrap().ledger.unwrap();
     assert_eq!(record.epoch, told.epoch);
     assert_eq!(record.holders[0].amount, lease.granted, "what is told is written");
 
     // It is frozen here; another leads.
-    let new = world.leader(&[&agent]).await;
+    let new = harness.leader(&[&agent]).await;
     let reserved = figures(&new, &account).1;
     assert_eq!(
         reserved, lease.granted,
@@ -310,21 +312,23 @@ async fn a_leader_that_was_replaced_cannot_write_grants_nothing_and_ends() {
         conflict.to_string().contains("another leader has written it"),
         "{conflict}"
     );
-    let record = world.written("team").await.status.unwrap().ledger.unwrap();
+    let record = harness.written("team").await.status.unwrap().ledger.unwrap();
     assert_eq!(record.epoch, again.epoch, "the old leader's record is nowhere");
     new.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() {
-    let Some(world) = World::start().await else { return };
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
     let limits = json!({"guardrails": {"tokensPerHour": 1000, "total": {"tokens": 1000}}});
-    let agent = world.agent("a", &json!({}), &limits).await;
-    let first = world.leader(&[&agent]).await;
-    let key = world.key("a");
+    let agent = harness.agent("a", &json!({}), &limits).await;
+    let first = harness.leader(&[&agent]).await;
+    let key = harness.key("a");
     assert_eq!(first.limit_names(&key), [LimitName::TokensPerHour, LimitName::Total]);
-    let who = world.who("a");
+    let who = harness.who("a");
     let account = format!("{}/total", agent.uid().unwrap());
     let lease = first
         .lease(&who, &account, &[], Some(100))
@@ -342,16 +346,16 @@ async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() 
 
     // What the reconciler writes beside it leaves it alone.
     let patch = Patch::Merge(json!({"status": {"observedGeneration": 1}}));
-    world
+    harness
         .agents()
         .patch_status("a", &PatchParams::default(), &patch)
         .await
         .unwrap();
-    let agent = world.agents().get("a").await.unwrap();
+    let agent = harness.agents().get("a").await.unwrap();
     let ledger = agent.status.clone().unwrap().ledger.unwrap();
     assert_eq!(ledger.total.unwrap().epoch, 2);
     assert_eq!(ledger.tokens_per_hour.unwrap().epoch, 2, "one document, one write");
-    let second = world.leader(&[&agent]).await;
+    let second = harness.leader(&[&agent]).await;
     let reply = second
         .lease(&who, &account, &[closing(lease.lease, 1000)], Some(1))
         .await
@@ -362,24 +366,26 @@ async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() 
         "a lifetime never has room again: {refused:?}"
     );
     second.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
-    let Some(world) = World::start().await else { return };
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
     let team_a =
         json!({"selector": {"matchLabels": {"team": "a"}}, "limits": {"tokens": 1000}, "window": {"lifetime": {}}});
-    let account = world.budget("team-a", &team_a).await;
-    world
+    let account = harness.budget("team-a", &team_a).await;
+    harness
         .budget(
             "named",
             &json!({"limits": {"tokens": 1000}, "window": {"lifetime": {}}}),
         )
         .await;
-    let mut agent = world.agent("a", &json!({"team": "a"}), &json!({})).await;
-    let leader = world.leader(&[&agent]).await;
-    let (key, who) = (world.key("a"), world.who("a"));
+    let mut agent = harness.agent("a", &json!({"team": "a"}), &json!({})).await;
+    let leader = harness.leader(&[&agent]).await;
+    let (key, who) = (harness.key("a"), harness.who("a"));
     let name = |name: &str| LimitName::Budget(name.into());
     assert_eq!(leader.limit_names(&key), [name("team-a")]);
     let lease = leader
@@ -409,17 +415,21 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
         blocked.message.contains("AgentBudget absent does not exist"),
         "{blocked}"
     );
-    world.budget("absent", &team_a).await;
+    harness.budget("absent", &team_a).await;
     leader
         .until("the budget is found", || leader.obstacle(&key).is_empty())
         .await;
 
     // Deleted: who names it makes no call; made again it starts empty.
-    world.budgets().delete("named", &DeleteParams::default()).await.unwrap();
+    harness
+        .budgets()
+        .delete("named", &DeleteParams::default())
+        .await
+        .unwrap();
     leader
         .until("the budget is missed", || leader.obstacle(&key) == "BudgetNotFound")
         .await;
-    world
+    harness
         .budget("named", &json!({"limits": {"tokens": 5}, "window": {"lifetime": {}}}))
         .await;
     leader
@@ -430,12 +440,12 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
     agent.spec.budget_refs.clear();
     agent.labels_mut().insert("team".into(), "a".into());
     leader.budgets.agent_seen(&agent);
-    world
+    harness
         .budgets()
         .delete("team-a", &DeleteParams::default())
         .await
         .unwrap();
-    world
+    harness
         .budgets()
         .delete("absent", &DeleteParams::default())
         .await
@@ -451,16 +461,18 @@ async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
         "all about a deleted budget is accounted for"
     );
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_lost_gateway_held_is_spent_and_counted() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let leader = world.leader(&[&agent]).await;
-    leader.budgets.pods_listed(Some(&world.namespace), &BTreeSet::new());
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let leader = harness.leader(&[&agent]).await;
+    leader.budgets.pods_listed(Some(&harness.namespace), &BTreeSet::new());
     let forfeited = |kind: &str| {
         let text = leader.metrics.text();
         let series = format!("agentloop_ledger_forfeited_{kind}_total ");
@@ -468,7 +480,7 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
         value.to_owned()
     };
     assert_eq!((forfeited("tokens"), forfeited("usd")), ("0".into(), "0".into()));
-    let lost = world.who("a");
+    let lost = harness.who("a");
     let lease = leader
         .lease(&lost, &account, &[], Some(100))
         .await
@@ -489,16 +501,18 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
     leader.until("it is forfeited", || used() == lease.granted).await;
     assert_eq!(forfeited("tokens"), (lease.granted.tokens - 40).to_string());
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(1000)).await;
-    let leader = world.leader(&[&agent]).await;
-    let (key, who) = (world.key("a"), world.who("a"));
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(1000)).await;
+    let leader = harness.leader(&[&agent]).await;
+    let (key, who) = (harness.key("a"), harness.who("a"));
     let lease = leader
         .lease(&who, &account, &[], Some(400))
         .await
@@ -507,7 +521,7 @@ async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
         .remove(0);
     let terms = || leader.budgets.terms(&key).unwrap().accounts.remove(0);
     assert!(!terms().recall);
-    world.edit_budget("team", &json!({"limits": {"tokens": 300}})).await;
+    harness.edit_budget("team", &json!({"limits": {"tokens": 300}})).await;
     leader.until("it is recalled", || terms().recall).await;
     assert_eq!(terms().limits.tokens, Some(300));
     let returned = LeaseStatement {
@@ -519,16 +533,16 @@ async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
     let refused = reply.refused.unwrap();
     assert!(!refused.contended && refused.resets_at.is_some(), "{refused:?}");
     let before = terms().revision;
-    world.edit_budget("team", &json!({"limits": {"tokens": 350}})).await;
+    harness.edit_budget("team", &json!({"limits": {"tokens": 350}})).await;
     leader.until("room is told", || terms().revision > before).await;
     // A top-up counts once, however often it is seen.
     let top_ups = json!({"topUps": [{"id": "incident", "tokens": 50}]});
-    world.edit_budget("team", &top_ups).await;
+    harness.edit_budget("team", &top_ups).await;
     leader
         .until("it is topped up", || terms().limits.tokens == Some(400))
         .await;
     let written = || async {
-        world
+        harness
             .written("team")
             .await
             .status
@@ -544,16 +558,16 @@ async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     leader.end().await;
-    let next = world.leader(&[&agent]).await;
+    let next = harness.leader(&[&agent]).await;
     assert_eq!(next.budgets.terms(&key).unwrap().accounts[0].limits.tokens, Some(400));
     next.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 /// Counts the versions of a budget from now on.
-async fn count_writes(world: &World, name: &str) -> (Arc<AtomicUsize>, JoinHandle<()>) {
+async fn count_writes(harness: &BudgetHarness, name: &str) -> (Arc<AtomicUsize>, JoinHandle<()>) {
     let count = Arc::new(AtomicUsize::new(0));
-    let (counted, api) = (count.clone(), world.budgets());
+    let (counted, api) = (count.clone(), harness.budgets());
     let first = api.get(name).await.unwrap().resource_version();
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let task = tokio::spawn(async move {
@@ -569,16 +583,18 @@ async fn count_writes(world: &World, name: &str) -> (Arc<AtomicUsize>, JoinHandl
 
 #[tokio::test(flavor = "multi_thread")]
 async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
-    let Some(world) = World::start().await else { return };
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
     let mut agents = Vec::new();
     for n in 0..5 {
-        agents.push(world.agent(&"a".repeat(n + 1), &json!({}), &json!({})).await);
+        agents.push(harness.agent(&"a".repeat(n + 1), &json!({}), &json!({})).await);
     }
-    let account = world.budget("team", &hourly(100_000_000)).await;
-    let leader = world.leader(&agents.iter().collect::<Vec<_>>()).await;
+    let account = harness.budget("team", &hourly(100_000_000)).await;
+    let leader = harness.leader(&agents.iter().collect::<Vec<_>>()).await;
     let mut leases = Vec::new();
     for agent in &agents {
-        let who = world.who(&agent.name_any());
+        let who = harness.who(&agent.name_any());
         let lease = leader
             .lease(&who, &account, &[], Some(100_000))
             .await
@@ -587,7 +603,7 @@ async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
             .remove(0);
         leases.push((who, lease, 0));
     }
-    let (count, task) = count_writes(&world, "team").await;
+    let (count, task) = count_writes(&harness, "team").await;
     let start = Instant::now();
     let mut requests = 0;
     while start.elapsed() < Duration::from_secs(31) {
@@ -612,16 +628,18 @@ async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
     println!("FIGURE status writes of a budget under load: {under_load} in 31 s, {requests} requests of 5 gateways");
     task.abort();
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(1_000_000_000)).await;
-    let leader = world.leader(&[&agent]).await;
-    let who = world.who("a");
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(1_000_000_000)).await;
+    let leader = harness.leader(&[&agent]).await;
+    let who = harness.who("a");
     let mut lease = leader
         .lease(&who, &account, &[], Some(1))
         .await
@@ -651,24 +669,26 @@ async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
         assert!(p50 < Duration::from_secs(1), "{what} a write: {p50:?}");
     }
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_that_a_policy_refuses_is_said_and_written_once_it_may_be() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let leader = world.leader(&[&agent]).await;
-    let name = format!("agentloop-test-{}", world.namespace);
-    let policies: Api<ValidatingAdmissionPolicy> = Api::all(world.client.clone());
-    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(world.client.clone());
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let leader = harness.leader(&[&agent]).await;
+    let name = format!("agentloop-test-{}", harness.namespace);
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(harness.client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(harness.client.clone());
     let policy = json!({
         "metadata": {"name": name},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": world.namespace}},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": harness.namespace}},
                 "resourceRules": [{
                     "apiGroups": ["agentloop.dev"], "apiVersions": ["*"], "operations": ["UPDATE"],
                     "resources": ["agentbudgets/status"],
@@ -696,15 +716,15 @@ async fn a_record_that_a_policy_refuses_is_said_and_written_once_it_may_be() {
         ..PatchParams::default()
     };
     let deadline = Instant::now() + SOON;
-    while world.budgets().patch_status("team", &dry, &probe).await.is_ok() {
+    while harness.budgets().patch_status("team", &dry, &probe).await.is_ok() {
         assert!(Instant::now() < deadline, "the policy is not in force");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 
-    let who = world.who("a");
+    let who = harness.who("a");
     leader.lease(&who, &account, &[], Some(100)).await.unwrap_err();
     let ready = async || {
-        let status = world.written("team").await.status.unwrap_or_default();
+        let status = harness.written("team").await.status.unwrap_or_default();
         let ready = status
             .conditions
             .into_iter()
@@ -729,5 +749,5 @@ async fn a_record_that_a_policy_refuses_is_said_and_written_once_it_may_be() {
     let told = leader.lease(&who, &account, &[], Some(100)).await.unwrap();
     assert!(told.leases[0].granted.tokens >= 100, "{told:?}");
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }

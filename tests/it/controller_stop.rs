@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::agents::{idle_ledger, idle_sensors};
 use crate::support::api_server::ApiServer;
-use crate::support::rig::{self, AGENTS};
+use crate::support::harness::{self, AGENTS};
 
 /// Gives the stop signal as soon as a reconcile has started.
 struct StopsAtStart(CancellationToken);
@@ -52,7 +52,7 @@ async fn an_event_of_a_reconcile_that_runs_when_the_stop_comes_is_published() {
     let shutdown = CancellationToken::new();
     let parts = ReconcilerParts {
         client: server.client(),
-        settings: rig::settings(),
+        settings: harness::settings(),
         loops: loops.clone(),
         budgets: idle_ledger(server.client(), &loops),
         sensors: idle_sensors(server.client(), "agentloop:test", (&loops, &relay), clock.clone()),

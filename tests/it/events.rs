@@ -2,10 +2,10 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod harness;
 mod page;
 mod plugin;
 mod reader;
-pub mod rig;
 mod tasks;
 mod text;
 
@@ -16,8 +16,8 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::Value;
 
+use harness::{CANARY, EDITOR, EPOCH, EventsHarness, READER, agent_key, patience, pod_of};
 use reader::{Event, Reader};
-use rig::{CANARY, EDITOR, EPOCH, READER, Rig, agent_key, patience, pod_of};
 
 fn numbers(events: &[Event]) -> Vec<i64> {
     events.iter().map(|event| event.id.unwrap()).collect()
@@ -25,21 +25,21 @@ fn numbers(events: &[Event]) -> Vec<i64> {
 
 #[tokio::test]
 async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connections_of_the_reader() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let mut reader = Reader::connect(&rig, READER, "?after=0", None).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let mut reader = Reader::connect(&harness, READER, "?after=0", None).await;
     let mut events = reader.take(20).await;
     // The stream itself continues when a container of the pod starts again.
-    rig.restart_worker().await;
+    harness.restart_worker().await;
     events.extend(reader.take(20).await);
-    rig.restart_gateway().await;
+    harness.restart_gateway().await;
     events.extend(reader.take(20).await);
     drop(reader);
     // And a reader that connects again says with which event it ended.
     let last = events.last().unwrap().id.unwrap();
-    let mut reader = Reader::connect(&rig, READER, "?after=0", Some(last)).await;
+    let mut reader = Reader::connect(&harness, READER, "?after=0", Some(last)).await;
     events.extend(reader.take(20).await);
-    rig.restart_worker().await;
+    harness.restart_worker().await;
     events.extend(reader.take(20).await);
 
     assert_eq!(numbers(&events), (1..=100).collect::<Vec<_>>());
@@ -62,7 +62,7 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
         assert!(!event.data.contains(CANARY), "{}", event.data);
     }
     // The same lines as on the worker's standard output.
-    let told = rig.output("worker");
+    let told = harness.output("worker");
     let turn = events
         .iter()
         .find(|event| event.name == "autonomy:turn_completed")
@@ -75,47 +75,47 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
 
 #[tokio::test]
 async fn a_reader_of_the_latest_events_learns_where_the_journal_ends_and_reads_on_from_there() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let mut reader = Reader::connect(&rig, READER, "?after=0", None).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let mut reader = Reader::connect(&harness, READER, "?after=0", None).await;
     reader.take(20).await;
-    let mut reader = Reader::connect(&rig, READER, "?after=latest", None).await;
+    let mut reader = Reader::connect(&harness, READER, "?after=latest", None).await;
     let mut events = reader.take(1).await;
     assert_eq!(events[0].name, "start");
     let start = events[0].id.unwrap();
     assert!(start >= 20, "{start}");
     // A restarted worker sends what it was asked for again, from the latest event on.
-    rig.restart_worker().await;
+    harness.restart_worker().await;
     events.extend(reader.take(20).await);
     assert_eq!(numbers(&events), (start..=start + 20).collect::<Vec<_>>());
 }
 
 #[tokio::test]
 async fn a_pod_is_asked_for_events_only_while_somebody_reads() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    assert_eq!(rig.directives().readings, []);
-    let mut reader = Reader::connect(&rig, READER, "", None).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    assert_eq!(harness.directives().readings, []);
+    let mut reader = Reader::connect(&harness, READER, "", None).await;
     reader.take(1).await;
-    assert_eq!(rig.directives().readings.len(), 1);
+    assert_eq!(harness.directives().readings.len(), 1);
     drop(reader);
-    patience("the reading to end", || rig.directives().readings.is_empty()).await;
+    patience("the reading to end", || harness.directives().readings.is_empty()).await;
 }
 
 #[tokio::test]
 async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_goes() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let mut reader = Reader::connect(&rig, READER, "", None).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let mut reader = Reader::connect(&harness, READER, "", None).await;
     reader.take(5).await;
-    rig.terminate_worker().await;
+    harness.terminate_worker().await;
     loop {
         let event = reader.take(1).await.remove(0);
         if event.data.contains("-> Stopped") {
             break;
         }
     }
-    rig.forget_pod();
+    harness.forget_pod();
     let end = reader.take(1).await.remove(0);
     assert_eq!((end.name.as_str(), end.id), ("end", None));
     assert!(end.data.contains("the pod of this Agent was deleted"), "{}", end.data);
@@ -124,10 +124,10 @@ async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_g
 
 #[tokio::test]
 async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
     let detected = async |token, query| {
-        let mut reader = Reader::connect(&rig, token, query, None).await;
+        let mut reader = Reader::connect(&harness, token, query, None).await;
         loop {
             let event = reader.take(1).await.remove(0);
             if event.name == "autonomy:loop_detected" {
@@ -156,7 +156,7 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
         assert!(!data.contains(CANARY) && !data.contains("messages"), "{data}");
     }
     for log in ["worker", "gateway"] {
-        assert!(!rig.output(log).contains(CANARY), "{log}");
+        assert!(!harness.output(log).contains(CANARY), "{log}");
     }
 }
 
@@ -182,21 +182,21 @@ async fn who_may_not_read_or_asks_for_nothing_is_refused_in_words(
     #[case] status: u16,
     #[case] code: &str,
 ) {
-    let rig = Rig::start().await;
-    let response = reader::request(&rig, token, agent, query, None).await;
+    let harness = EventsHarness::start().await;
+    let response = reader::request(&harness, token, agent, query, None).await;
     assert_eq!(response.status().as_u16(), status);
     let body: Value = response.json().await.unwrap();
     assert_eq!(body["code"], code, "{body}");
     assert!(body["message"].as_str().unwrap().len() > 20, "{body}");
     assert!(token.is_none_or(|token| !body.to_string().contains(token)), "{body}");
-    assert_eq!(rig.directives().readings, []);
+    assert_eq!(harness.directives().readings, []);
 }
 
 #[tokio::test]
 async fn the_right_is_asked_for_the_very_agent_and_subresource() {
-    let rig = Rig::start().await;
-    reader::request(&rig, Some("person visitor"), "a/x", "", None).await;
-    let asked = rig.asked();
+    let harness = EventsHarness::start().await;
+    reader::request(&harness, Some("person visitor"), "a/x", "", None).await;
+    let asked = harness.asked();
     let want = serde_json::json!({
         "user": "visitor", "groups": ["people"], "uid": "uid-of-visitor", "extra": {"scopes": ["all"]},
         "resourceAttributes": {"verb": "get", "group": "agentloop.dev", "resource": "agents",
@@ -207,9 +207,9 @@ async fn the_right_is_asked_for_the_very_agent_and_subresource() {
 
 #[tokio::test]
 async fn a_cursor_beyond_the_journal_ends_with_the_newest_number() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let mut reader = Reader::connect(&rig, READER, "?after=1000000", None).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let mut reader = Reader::connect(&harness, READER, "?after=1000000", None).await;
     let end = reader.take(1).await.remove(0);
     assert_eq!(end.name, "end");
     assert!(end.data.contains("event 1000000 does not exist yet"), "{}", end.data);
@@ -235,14 +235,14 @@ fn page(after: i64, next: i64) -> EventsPage {
 
 #[tokio::test]
 async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody_up() {
-    let rig = Rig::start().await;
-    let pod = rig.link_client();
+    let harness = EventsHarness::start().await;
+    let pod = harness.link_client();
     let lazy = tokio::spawn({
-        let url = rig.events_url("a/x", "");
-        let request = rig.client.get(url).bearer_auth(READER);
+        let url = harness.events_url("a/x", "");
+        let request = harness.client.get(url).bearer_auth(READER);
         async move { request.send().await.unwrap() }
     });
-    patience("the reading", || rig.directives().readings.len() == 1).await;
+    patience("the reading", || harness.directives().readings.len() == 1).await;
     let (mut after, mut full) = (0, false);
     while !full {
         let next = after + i64::try_from(PAGE_LINES).unwrap();
@@ -252,11 +252,11 @@ async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody
         assert!(after < 200_000, "there is no end to what waits for a reader");
     }
     let mut other = tokio::spawn({
-        let url = rig.events_url("a/x", "");
-        let request = rig.client.get(url).bearer_auth(READER);
+        let url = harness.events_url("a/x", "");
+        let request = harness.client.get(url).bearer_auth(READER);
         async move { request.send().await.unwrap() }
     });
-    patience("the second reading", || rig.directives().readings.len() == 2).await;
+    patience("the second reading", || harness.directives().readings.len() == 2).await;
     let second = EventsPage {
         reading: 2,
         ..page(0, 3)
@@ -275,49 +275,52 @@ async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody
 
 #[tokio::test]
 async fn eight_may_read_one_agent_and_the_ninth_when_one_leaves() {
-    let rig = Rig::start().await;
-    let pod = rig.link_client();
+    let harness = EventsHarness::start().await;
+    let pod = harness.link_client();
     let mut readers = Vec::new();
     for reading in 1..=8 {
-        let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+        let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
         let sent = tokio::spawn(async move { request.send().await.unwrap() });
-        patience("the reading", || rig.directives().readings.len() == reading).await;
+        patience("the reading", || harness.directives().readings.len() == reading).await;
         let reading = u64::try_from(reading).unwrap();
         pod.events(&EventsPage { reading, ..page(0, 1) }).await.unwrap();
         readers.push(sent.await.unwrap());
     }
-    let ninth = reader::request(&rig, Some(READER), "a/x", "", None).await;
+    let ninth = reader::request(&harness, Some(READER), "a/x", "", None).await;
     assert_eq!(ninth.status().as_u16(), 429);
     readers.pop();
-    patience("room", || rig.directives().readings.len() == 7).await;
-    let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+    patience("room", || harness.directives().readings.len() == 7).await;
+    let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
     let _sent = tokio::spawn(async move { request.send().await });
-    patience("the reading", || rig.directives().readings.len() == 8).await;
+    patience("the reading", || harness.directives().readings.len() == 8).await;
 }
 
 #[tokio::test]
 async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected() {
-    let rig = Rig::start().await;
-    let request = rig.client.get(rig.events_url("a/x", "")).bearer_auth(READER);
+    let harness = EventsHarness::start().await;
+    let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
     let _reader = tokio::spawn(async move { request.send().await });
-    patience("the reading", || rig.directives().readings.len() == 1).await;
+    patience("the reading", || harness.directives().readings.len() == 1).await;
     // Another Agent's pod does not find the reading.
-    rig.loops.expect_pod(
+    harness.loops.expect_pod(
         (&agent_key("y"), "uid-of-y"),
         pod_of("y"),
         LoopTotals::default(),
         Directives::default(),
     );
-    assert_eq!(rig.link_client_of("y").events(&page(0, 1)).await.unwrap().after, None);
+    assert_eq!(
+        harness.link_client_of("y").events(&page(0, 1)).await.unwrap().after,
+        None
+    );
     let newer = LivePod {
         uid: "newer".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops.expect_pod(
+    harness.loops.expect_pod(
         (&agent_key("x"), "uid-of-x"),
         newer,
         LoopTotals::default(),
         Directives::default(),
     );
-    assert!(rig.link_client().events(&page(0, 1)).await.is_err());
+    assert!(harness.link_client().events(&page(0, 1)).await.is_err());
 }

@@ -84,7 +84,7 @@ async fn receive(State(receiver): State<Receiver>, headers: HeaderMap, uri: axum
     (status, [("location", "/elsewhere")]).into_response()
 }
 
-struct Rig {
+struct GateWebhookHarness {
     received: mpsc::UnboundedReceiver<Received>,
     receiver: Receiver,
     writer: Writer<GuardedObject<Agent>>,
@@ -94,7 +94,7 @@ struct Rig {
     stop: CancellationToken,
 }
 
-impl Drop for Rig {
+impl Drop for GateWebhookHarness {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -113,7 +113,7 @@ fn gates(ids: &[&str]) -> Value {
     json!({ "gates": gates })
 }
 
-impl Rig {
+impl GateWebhookHarness {
     /// A leader whose receiver answers with these statuses first. It does not listen yet.
     fn new(script: &[u16], address: SocketAddr) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -139,10 +139,10 @@ impl Rig {
 
     async fn start(script: &[u16]) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let rig = Self::new(script, listener.local_addr().unwrap());
-        rig.listen(listener);
-        rig.lead(TIMES);
-        rig
+        let harness = Self::new(script, listener.local_addr().unwrap());
+        harness.listen(listener);
+        harness.lead(TIMES);
+        harness
     }
 
     fn listen(&self, listener: tokio::net::TcpListener) {
@@ -202,9 +202,9 @@ impl Rig {
 
 #[tokio::test]
 async fn a_gate_is_announced_once_with_a_signature_and_no_text_of_the_agent() {
-    let mut rig = Rig::start(&[]).await;
-    rig.set(&["e1-t1c1r1"]);
-    let received = rig.next().await;
+    let mut harness = GateWebhookHarness::start(&[]).await;
+    harness.set(&["e1-t1c1r1"]);
+    let received = harness.next().await;
     assert_eq!(received.id, "uid-of-x_e1-t1c1r1_opened");
     assert!(!received.body.contains(CANARY), "{}", received.body);
     let body: Value = serde_json::from_str(&received.body).unwrap();
@@ -217,47 +217,47 @@ async fn a_gate_is_announced_once_with_a_signature_and_no_text_of_the_agent() {
         body,
         json!({"type": "agentloop.gate.opened", "timestamp": "2026-11-22T13:05:00Z", "data": data})
     );
-    rig.until_count("opened", "sent", 1.0).await;
+    harness.until_count("opened", "sent", 1.0).await;
     // What is sent next is the next gate: the first one is not sent again.
-    rig.set(&["e1-t1c1r1", "e1-t1c1r2"]);
-    assert_eq!(rig.next().await.id, "uid-of-x_e1-t1c1r2_opened");
-    rig.until_count("opened", "sent", 2.0).await;
-    rig.set(&[]);
-    let mut closed = [rig.next().await, rig.next().await];
+    harness.set(&["e1-t1c1r1", "e1-t1c1r2"]);
+    assert_eq!(harness.next().await.id, "uid-of-x_e1-t1c1r2_opened");
+    harness.until_count("opened", "sent", 2.0).await;
+    harness.set(&[]);
+    let mut closed = [harness.next().await, harness.next().await];
     closed.sort_by(|a, b| a.id.cmp(&b.id));
     assert_eq!(
         closed.each_ref().map(|one| one.id.as_str()),
         ["uid-of-x_e1-t1c1r1_closed", "uid-of-x_e1-t1c1r2_closed"]
     );
     assert_eq!(closed[0].kind(), "agentloop.gate.closed");
-    rig.until_count("closed", "sent", 2.0).await;
-    assert!(rig.received.try_recv().is_err());
+    harness.until_count("closed", "sent", 2.0).await;
+    assert!(harness.received.try_recv().is_err());
     assert_eq!(
-        (rig.count("opened", "failed"), rig.count("closed", "failed")),
+        (harness.count("opened", "failed"), harness.count("closed", "failed")),
         (0.0, 0.0)
     );
 }
 
 #[tokio::test]
 async fn a_refused_request_is_sent_again_with_the_same_id_until_it_is_accepted() {
-    let mut rig = Rig::start(&[500, 429, 503]).await;
-    rig.set(&["g"]);
-    assert_eq!(rig.next_ids(4).await, ["uid-of-x_g_opened"; 4]);
-    rig.until_count("opened", "sent", 1.0).await;
-    assert_eq!(rig.count("opened", "failed"), 3.0);
-    rig.set(&["g", "h"]);
-    assert_eq!(rig.next().await.id, "uid-of-x_h_opened");
+    let mut harness = GateWebhookHarness::start(&[500, 429, 503]).await;
+    harness.set(&["g"]);
+    assert_eq!(harness.next_ids(4).await, ["uid-of-x_g_opened"; 4]);
+    harness.until_count("opened", "sent", 1.0).await;
+    assert_eq!(harness.count("opened", "failed"), 3.0);
+    harness.set(&["g", "h"]);
+    assert_eq!(harness.next().await.id, "uid-of-x_h_opened");
 }
 
 #[tokio::test]
 async fn a_redirect_is_a_failure_and_is_not_followed() {
-    let mut rig = Rig::start(&[307, 302]).await;
-    rig.set(&["g"]);
+    let mut harness = GateWebhookHarness::start(&[307, 302]).await;
+    harness.set(&["g"]);
     for _ in 0..3 {
-        assert_eq!(rig.next().await.path, "/gates");
+        assert_eq!(harness.next().await.path, "/gates");
     }
-    rig.until_count("opened", "sent", 1.0).await;
-    assert_eq!(rig.count("opened", "failed"), 2.0);
+    harness.until_count("opened", "sent", 1.0).await;
+    assert_eq!(harness.count("opened", "failed"), 2.0);
 }
 
 #[tokio::test]
@@ -265,60 +265,63 @@ async fn a_receiver_that_is_not_there_gets_the_announcement_once_it_is() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let mut rig = Rig::new(&[], address);
-    rig.lead(TIMES);
-    rig.set(&["g"]);
-    rig.until_count("opened", "failed", 2.0).await;
-    rig.listen(tokio::net::TcpListener::bind(address).await.unwrap());
-    assert_eq!(rig.next().await.id, "uid-of-x_g_opened");
-    rig.until_count("opened", "sent", 1.0).await;
+    let mut harness = GateWebhookHarness::new(&[], address);
+    harness.lead(TIMES);
+    harness.set(&["g"]);
+    harness.until_count("opened", "failed", 2.0).await;
+    harness.listen(tokio::net::TcpListener::bind(address).await.unwrap());
+    assert_eq!(harness.next().await.id, "uid-of-x_g_opened");
+    harness.until_count("opened", "sent", 1.0).await;
 }
 
 #[tokio::test]
 async fn a_gate_that_has_closed_is_not_announced_any_more() {
-    let mut rig = Rig::start(&[500; 3]).await;
-    rig.set(&["g"]);
-    assert_eq!(rig.next_ids(2).await, ["uid-of-x_g_opened"; 2]);
+    let mut harness = GateWebhookHarness::start(&[500; 3]).await;
+    harness.set(&["g"]);
+    assert_eq!(harness.next_ids(2).await, ["uid-of-x_g_opened"; 2]);
     // The receiver refuses whatever comes until the gate is gone.
-    rig.receiver.script.lock().unwrap().extend([500; 1000]);
-    rig.set(&[]);
-    rig.set(&["h"]);
-    while rig.next().await.id != "uid-of-x_h_opened" {}
-    rig.receiver.script.lock().unwrap().clear();
-    rig.until_count("opened", "sent", 1.0).await;
-    while let Ok(received) = rig.received.try_recv() {
+    harness.receiver.script.lock().unwrap().extend([500; 1000]);
+    harness.set(&[]);
+    harness.set(&["h"]);
+    while harness.next().await.id != "uid-of-x_h_opened" {}
+    harness.receiver.script.lock().unwrap().clear();
+    harness.until_count("opened", "sent", 1.0).await;
+    while let Ok(received) = harness.received.try_recv() {
         assert_eq!(received.id, "uid-of-x_h_opened");
     }
-    assert_eq!(rig.count("closed", "sent"), 0.0, "nobody was told of g");
+    assert_eq!(harness.count("closed", "sent"), 0.0, "nobody was told of g");
 }
 
 #[tokio::test]
 async fn the_next_leader_announces_open_gates_again_with_the_same_ids() {
-    let mut rig = Rig::start(&[]).await;
-    rig.set(&["g"]);
-    let first = rig.next().await;
-    rig.lead(TIMES);
-    let second = rig.next().await;
+    let mut harness = GateWebhookHarness::start(&[]).await;
+    harness.set(&["g"]);
+    let first = harness.next().await;
+    harness.lead(TIMES);
+    let second = harness.next().await;
     assert_eq!((first.id, first.body), (second.id, second.body));
 }
 
 #[tokio::test]
 async fn a_slow_receiver_has_eight_requests_at_a_time_and_those_after_its_time_limit_are_repeated() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut rig = Rig::new(&[], listener.local_addr().unwrap());
-    rig.listen(listener);
-    rig.receiver.permits.forget_permits(Semaphore::MAX_PERMITS);
+    let mut harness = GateWebhookHarness::new(&[], listener.local_addr().unwrap());
+    harness.listen(listener);
+    harness.receiver.permits.forget_permits(Semaphore::MAX_PERMITS);
     let slow = WebhookTimes {
         request: Duration::from_millis(300),
         ..TIMES
     };
-    rig.lead(slow);
+    harness.lead(slow);
     let names: Vec<_> = (10..20).map(|number| format!("g{number}")).collect();
-    rig.set(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let ids = rig.next_ids(8).await;
-    assert_eq!(rig.count("opened", "failed"), 0.0);
-    assert!(rig.received.try_recv().is_err(), "the ninth waits for one of {ids:?}");
-    rig.until_count("opened", "failed", 8.0).await;
-    rig.receiver.permits.add_permits(1000);
-    rig.until_count("opened", "sent", 10.0).await;
+    harness.set(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let ids = harness.next_ids(8).await;
+    assert_eq!(harness.count("opened", "failed"), 0.0);
+    assert!(
+        harness.received.try_recv().is_err(),
+        "the ninth waits for one of {ids:?}"
+    );
+    harness.until_count("opened", "failed", 8.0).await;
+    harness.receiver.permits.add_permits(1000);
+    harness.until_count("opened", "sent", 10.0).await;
 }

@@ -8,6 +8,7 @@ pub mod controller;
 mod costs;
 mod crashes;
 mod faults;
+pub mod harness;
 mod ledger;
 mod light;
 mod link;
@@ -22,21 +23,20 @@ mod scripted;
 pub mod strict;
 mod tools;
 mod traces;
-pub mod world;
 
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::json;
 
-use self::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, Step, send};
-use self::world::{KEY, PROMPT, World, failure, streamed, url, whole};
+use self::harness::{GatewayHarness, KEY, PROMPT, failure, streamed, url, whole};
+use self::provider::{ANSWER, STREAM_HEAD, STREAM_TAIL, ScriptedResponse, Step, send};
 use agentloop::api::failure::FailureKind;
 
 #[tokio::test]
 async fn a_whole_answer_passes_byte_for_byte_and_is_metered() {
-    let world = World::started().await;
-    assert_eq!(world.ask("t1c1a1").await, (StatusCode::OK, ANSWER.to_owned()));
-    let usage = world.until_counted(1, 0).await.usage;
+    let harness = GatewayHarness::started().await;
+    assert_eq!(harness.ask("t1c1a1").await, (StatusCode::OK, ANSWER.to_owned()));
+    let usage = harness.until_counted(1, 0).await.usage;
     assert_eq!((usage.input_tokens, usage.output_tokens), (10, 20));
     assert_eq!((usage.cache_read_tokens, usage.reasoning_tokens), (90, 15));
     assert_eq!(
@@ -47,17 +47,19 @@ async fn a_whole_answer_passes_byte_for_byte_and_is_metered() {
 
 #[tokio::test]
 async fn a_stream_passes_unbuffered_and_byte_for_byte_and_is_metered() {
-    let world = World::started().await;
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        Step::Hold,
+        send(STREAM_TAIL),
+    ]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     // The beginning is here while the provider still holds the end.
     assert_eq!(response.chunk().await.unwrap().unwrap(), STREAM_HEAD);
-    world.provider.release();
+    harness.provider.release();
     assert_eq!(response.text().await.unwrap(), STREAM_TAIL);
-    let usage = world.until_counted(1, 0).await.usage;
+    let usage = harness.until_counted(1, 0).await.usage;
     assert_eq!(
         (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens),
         (10, 20, 90)
@@ -66,11 +68,11 @@ async fn a_stream_passes_unbuffered_and_byte_for_byte_and_is_metered() {
 
 #[tokio::test]
 async fn a_request_reaches_the_provider_changed_in_exactly_the_named_fields() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let body = json!({"temperature": 0.5, "model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": PROMPT}],
         "tools": [{"type": "function"}], "stream": true});
-    world.call("t4c2a3", &body).await;
-    let seen = &world.provider.seen()[0];
+    harness.call("t4c2a3", &body).await;
+    let seen = &harness.provider.seen()[0];
     let expected = body.to_string().replace("\"max_tokens\":9", "\"max_tokens\":77");
     let expected = expected.replace(
         "\"stream\":true",
@@ -86,20 +88,20 @@ async fn a_request_reaches_the_provider_changed_in_exactly_the_named_fields() {
 
 #[tokio::test]
 async fn the_key_is_read_for_each_call_and_a_missing_one_is_named() {
-    let world = World::started().await;
-    world::write(&world.path("key"), "rotated");
-    world.ask("t1c1a1").await;
-    assert_eq!(world.provider.seen()[0].headers["authorization"], "Bearer rotated");
+    let harness = GatewayHarness::started().await;
+    harness::write(&harness.path("key"), "rotated");
+    harness.ask("t1c1a1").await;
+    assert_eq!(harness.provider.seen()[0].headers["authorization"], "Bearer rotated");
     for (call, key) in [
         ("t2c1a1", Some(" \n")),
         ("t3c1a1", Some("two\nlines")),
         ("t4c1a1", None),
     ] {
         match key {
-            Some(key) => world::write(&world.path("key"), key),
-            None => std::fs::remove_file(world.path("key")).unwrap(),
+            Some(key) => harness::write(&harness.path("key"), key),
+            None => std::fs::remove_file(harness.path("key")).unwrap(),
         }
-        let failure = failure(world.call(call, &whole()).await).await;
+        let failure = failure(harness.call(call, &whole()).await).await;
         assert_eq!(failure.kind, FailureKind::AuthenticationFailed);
         assert!(
             failure.message.contains("spec.model.apiKeySecretRef"),
@@ -108,8 +110,8 @@ async fn the_key_is_read_for_each_call_and_a_missing_one_is_named() {
         );
         assert!(!failure.message.contains("lines"), "{}", failure.message);
     }
-    assert_eq!(world.provider.seen().len(), 1);
-    let report = world.controller.until("the missing key", |report| {
+    assert_eq!(harness.provider.seen().len(), 1);
+    let report = harness.controller.until("the missing key", |report| {
         report
             .model
             .as_ref()
@@ -120,26 +122,26 @@ async fn the_key_is_read_for_each_call_and_a_missing_one_is_named() {
 
 #[tokio::test]
 async fn without_a_key_in_the_spec_no_authorization_is_sent() {
-    let world = World::started_with(json!({"apiKeySecretRef": null})).await;
-    world.ask("t1c1a1").await;
-    assert!(!world.provider.seen()[0].headers.contains_key("authorization"));
+    let harness = GatewayHarness::started_with(json!({"apiKeySecretRef": null})).await;
+    harness.ask("t1c1a1").await;
+    assert!(!harness.provider.seen()[0].headers.contains_key("authorization"));
 }
 
 #[tokio::test]
 async fn a_request_that_could_raise_the_bill_is_not_sent() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let body = json!({"model": "m", "messages": [], "n": 2});
-    let failure = failure(world.call("t1c1a1", &body).await).await;
+    let failure = failure(harness.call("t1c1a1", &body).await).await;
     assert_eq!(failure.kind, FailureKind::BadResponse);
     assert!(failure.message.contains("field n"), "{}", failure.message);
-    assert!(world.provider.seen().is_empty());
+    assert!(harness.provider.seen().is_empty());
 }
 
 #[tokio::test]
 async fn a_call_without_an_id_is_refused() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     for id in ["", "t1", "t1c1a1 ", "t01c1a1", "x"] {
-        let request = world
+        let request = harness
             .worker
             .post(url("/v1/chat/completions"))
             .header("x-agentloop-call", id)
@@ -156,132 +158,138 @@ async fn a_call_without_an_id_is_refused() {
             "{id:?}"
         );
     }
-    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(harness.provider.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn a_worker_that_goes_away_does_not_end_its_call() {
-    let world = World::started().await;
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        Step::Hold,
+        send(STREAM_TAIL),
+    ]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     response.chunk().await.unwrap().unwrap();
     drop(response);
-    world.provider.release();
-    world.until_counted(1, 0).await;
-    let (status, body) = world.ask("t1c1a1").await;
+    harness.provider.release();
+    harness.until_counted(1, 0).await;
+    let (status, body) = harness.ask("t1c1a1").await;
     assert_eq!((status, body), (StatusCode::OK, format!("{STREAM_HEAD}{STREAM_TAIL}")));
-    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(harness.provider.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn a_repeat_joins_the_call_in_flight() {
-    let world = World::started().await;
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), Step::Hold, send(STREAM_TAIL)]));
-    let first = world.call_aside("t1c1a1", &streamed());
-    world.provider.until_asked(1).await;
-    let second = world.call_aside("t1c1a1", &streamed());
-    world.provider.release();
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        Step::Hold,
+        send(STREAM_TAIL),
+    ]));
+    let first = harness.call_aside("t1c1a1", &streamed());
+    harness.provider.until_asked(1).await;
+    let second = harness.call_aside("t1c1a1", &streamed());
+    harness.provider.release();
     let (first, second) = (first.await.unwrap(), second.await.unwrap());
     assert_eq!(first, second);
     assert_eq!(first.1, format!("{STREAM_HEAD}{STREAM_TAIL}"));
-    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(harness.provider.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn a_cancel_cuts_the_call_in_flight_and_its_use_is_unknown() {
-    let world = World::started().await;
-    world.provider.will(Act::stream(vec![Step::Hold]));
-    let call = world.call_aside("t1c1a1", &whole());
-    world.provider.until_asked(1).await;
-    assert_eq!(world.errand("t1c1a1", "ack").await, StatusCode::CONFLICT);
-    assert_eq!(world.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![Step::Hold]));
+    let call = harness.call_aside("t1c1a1", &whole());
+    harness.provider.until_asked(1).await;
+    assert_eq!(harness.errand("t1c1a1", "ack").await, StatusCode::CONFLICT);
+    assert_eq!(harness.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
     let (status, body) = call.await.unwrap();
     assert_eq!(status, StatusCode::BAD_GATEWAY);
     assert!(body.contains("Cancelled"), "{body}");
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
     // Its end is kept like any other, and a second cancel does nothing.
-    assert_eq!(world.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
+    assert_eq!(harness.errand("t1c1a1", "cancel").await, StatusCode::NO_CONTENT);
     assert_eq!(
-        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        failure(harness.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::Cancelled
     );
-    assert_eq!(world.errand("t1c1a1", "ack").await, StatusCode::NO_CONTENT);
+    assert_eq!(harness.errand("t1c1a1", "ack").await, StatusCode::NO_CONTENT);
 }
 
 #[tokio::test]
 async fn an_acknowledged_answer_is_gone_and_asking_again_pays_nothing() {
-    let world = World::started().await;
-    world.ask("t2c1a1").await;
+    let harness = GatewayHarness::started().await;
+    harness.ask("t2c1a1").await;
     for _ in 0..2 {
-        assert_eq!(world.errand("t2c1a1", "ack").await, StatusCode::NO_CONTENT);
+        assert_eq!(harness.errand("t2c1a1", "ack").await, StatusCode::NO_CONTENT);
     }
     for id in ["t2c1a1", "t1c9a9"] {
-        let response = world.call(id, &whole()).await;
+        let response = harness.call(id, &whole()).await;
         assert_eq!(response.status(), StatusCode::CONFLICT);
         assert_eq!(failure(response).await.kind, FailureKind::BadResponse);
     }
-    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(harness.provider.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn at_the_end_of_the_pod_the_call_in_flight_lands_and_the_last_report_has_it() {
-    let mut world = World::started().await;
-    world
-        .provider
-        .will(Act::stream(vec![Step::Hold, send(STREAM_HEAD), send(STREAM_TAIL)]));
-    let call = world.call_aside("t1c1a1", &streamed());
-    world.provider.until_asked(1).await;
-    world.terminate();
-    world.provider.release();
+    let mut harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        Step::Hold,
+        send(STREAM_HEAD),
+        send(STREAM_TAIL),
+    ]));
+    let call = harness.call_aside("t1c1a1", &streamed());
+    harness.provider.until_asked(1).await;
+    harness.terminate();
+    harness.provider.release();
     let (status, body) = call.await.unwrap();
     assert_eq!((status, body), (StatusCode::OK, format!("{STREAM_HEAD}{STREAM_TAIL}")));
-    assert!(world.exited().await.success(), "{}", world.log());
-    let last = world.controller.reports().pop().unwrap();
+    assert!(harness.exited().await.success(), "{}", harness.log());
+    let last = harness.controller.reports().pop().unwrap();
     assert_eq!((last.usage.calls, last.usage.output_tokens), (1, 20));
 }
 
 #[tokio::test]
 async fn at_the_end_of_the_pod_a_call_that_does_not_land_is_cut_and_counted() {
-    let mut world = World::started().await;
-    world.provider.will(Act::stream(vec![Step::Hold]));
-    let call = world.call_aside("t1c1a1", &whole());
-    world.provider.until_asked(1).await;
-    world.terminate();
+    let mut harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![Step::Hold]));
+    let call = harness.call_aside("t1c1a1", &whole());
+    harness.provider.until_asked(1).await;
+    harness.terminate();
     assert!(call.await.unwrap().1.contains("Cancelled"));
-    assert!(world.exited().await.success(), "{}", world.log());
-    let last = world.controller.reports().pop().unwrap();
+    assert!(harness.exited().await.success(), "{}", harness.log());
+    let last = harness.controller.reports().pop().unwrap();
     assert_eq!((last.usage.calls, last.usage.unknown_calls), (1, 1));
 }
 
 #[tokio::test]
 async fn nothing_that_the_gateway_says_carries_key_prompt_or_answer() {
-    let world = World::started().await;
-    world.ask("t1c1a1").await;
-    world
+    let harness = GatewayHarness::started().await;
+    harness.ask("t1c1a1").await;
+    harness
         .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL)]));
-    world.call("t2c1a1", &streamed()).await.text().await.unwrap();
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL)]));
+    harness.call("t2c1a1", &streamed()).await.text().await.unwrap();
     let echo = format!("{{\"error\":{{\"message\":\"{KEY} {PROMPT}\"}}}}");
     for (turn, status) in (3..).zip([400, 401, 403, 404, 429, 500]) {
-        world.provider.will(Act::json(status, &echo));
-        let failure = failure(world.call(&format!("t{turn}c1a1"), &whole()).await).await;
+        harness.provider.will(ScriptedResponse::json(status, &echo));
+        let failure = failure(harness.call(&format!("t{turn}c1a1"), &whole()).await).await;
         assert!(!failure.message.contains("canary"), "{failure:?}");
     }
-    world.provider.will(Act::json(200, &echo));
+    harness.provider.will(ScriptedResponse::json(200, &echo));
     assert!(
-        !failure(world.call("t20c1a1", &whole()).await)
+        !failure(harness.call("t20c1a1", &whole()).await)
             .await
             .message
             .contains("canary")
     );
     // The 500 does not say that nothing was processed, and the last answer says nothing of what it used.
-    world.until_counted(9, 2).await;
-    let reports = serde_json::to_string(&world.controller.reports()).unwrap();
-    let log = world.log();
+    harness.until_counted(9, 2).await;
+    let reports = serde_json::to_string(&harness.controller.reports()).unwrap();
+    let log = harness.log();
     assert!(log.contains("call answered"), "{log}");
     for canary in ["canary", "link-token"] {
         assert!(!log.contains(canary), "{log}");
@@ -291,21 +299,21 @@ async fn nothing_that_the_gateway_says_carries_key_prompt_or_answer() {
 
 #[tokio::test]
 async fn the_probe_says_whether_the_gateway_serves() {
-    let mut world = World::new().await;
-    let probe = |world: &World| {
+    let mut harness = GatewayHarness::new().await;
+    let probe = |harness: &GatewayHarness| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));
         command
             .arg("probe")
             .env_clear()
-            .env("AGENTLOOP_SOCKET", world.path("gateway.sock"))
+            .env("AGENTLOOP_SOCKET", harness.path("gateway.sock"))
             .output()
             .unwrap()
     };
-    let output = probe(&world);
+    let output = probe(&harness);
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot connect to"));
-    world.start().await;
-    assert!(probe(&world).status.success());
-    world.kill();
-    assert!(!probe(&world).status.success());
+    harness.start().await;
+    assert!(probe(&harness).status.success());
+    harness.kill();
+    assert!(!probe(&harness).status.success());
 }

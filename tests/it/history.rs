@@ -18,7 +18,7 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::events::rig::{EPOCH, PATIENCE, Rig, agent_key, pod_of};
+use crate::events::harness::{EPOCH, EventsHarness, PATIENCE, agent_key, pod_of};
 use crate::support::postgres::Postgres;
 
 const EXECUTIONS: &str = "SELECT id, turn, total_steps, coalesce(final_status, 'open') FROM agent_execution_history";
@@ -42,14 +42,14 @@ async fn until(postgres: &Postgres, sql: &str, at_least: i64) -> i64 {
 }
 
 /// Number of the last turn that the worker has reported.
-fn turn(rig: &Rig) -> i64 {
-    let report = rig.loops.last_report(&agent_key("x"), &pod_of("x").uid);
+fn turn(harness: &EventsHarness) -> i64 {
+    let report = harness.loops.last_report(&agent_key("x"), &pod_of("x").uid);
     report.and_then(|last| last.report.loop_).map_or(0, |said| said.turn)
 }
 
 /// Rows of a query on the journal, each as its columns with `|` between them, sorted.
-fn rows_of_journal(rig: &Rig, sql: &str) -> Vec<String> {
-    let journal = rusqlite::Connection::open(rig.path("journal").join("journal.sqlite")).unwrap();
+fn rows_of_journal(harness: &EventsHarness, sql: &str) -> Vec<String> {
+    let journal = rusqlite::Connection::open(harness.path("journal").join("journal.sqlite")).unwrap();
     let mut select = journal.prepare(sql).unwrap();
     let columns = select.column_count();
     let rows = select.query_map([], |row| {
@@ -83,8 +83,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn count(rig: &Rig, series: &str) -> u64 {
-    let text = rig.metrics.text();
+fn count(harness: &EventsHarness, series: &str) -> u64 {
+    let text = harness.metrics.text();
     let line = text.lines().find_map(|line| line.strip_prefix(series));
     line.unwrap_or_else(|| panic!("{series}\n{text}"))
         .trim()
@@ -106,38 +106,38 @@ async fn a_minute_without_the_database_is_made_up_for() {
 /// The database crashes in the middle of a run and stays unavailable for this long, and at least for 40 turns.
 async fn outage(at_least: Duration) {
     let mut postgres = Postgres::start();
-    let mut rig = Rig::with_history(Some(store(&postgres))).await;
-    rig.start_pod();
-    assert!(rig.directives().history);
+    let mut harness = EventsHarness::with_history(Some(store(&postgres))).await;
+    harness.start_pod();
+    assert!(harness.directives().history);
     // Tables come with the first batch.
     let deadline = Instant::now() + PATIENCE;
-    while count(&rig, r#"agentloop_history_batches_total{result="stored"}"#) == 0 {
-        assert!(Instant::now() < deadline, "{}", rig.output("worker"));
+    while count(&harness, r#"agentloop_history_batches_total{result="stored"}"#) == 0 {
+        assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     postgres.crash();
-    let (before, since) = (turn(&rig), Instant::now());
+    let (before, since) = (turn(&harness), Instant::now());
     let deadline = since + at_least + 2 * PATIENCE;
     let unavailable = r#"agentloop_history_batches_total{result="unavailable"}"#;
-    while turn(&rig) < before + 40 || count(&rig, unavailable) < 2 || since.elapsed() < at_least {
-        assert!(Instant::now() < deadline, "{} after {before}", turn(&rig));
+    while turn(&harness) < before + 40 || count(&harness, unavailable) < 2 || since.elapsed() < at_least {
+        assert!(Instant::now() < deadline, "{} after {before}", turn(&harness));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     postgres.up();
-    let after = turn(&rig);
+    let after = turn(&harness);
     until(
         &postgres,
         "SELECT coalesce(max(turn), 0) FROM agent_execution_history",
         after,
     )
     .await;
-    rig.terminate_worker().await;
-    rig.worker_ended().await;
+    harness.terminate_worker().await;
+    harness.worker_ended().await;
     assert_eq!(
         rows_of_x(&postgres, EXECUTIONS).await,
-        rows_of_journal(&rig, EXECUTIONS)
+        rows_of_journal(&harness, EXECUTIONS)
     );
-    assert_eq!(rows_of_x(&postgres, STEPS).await, rows_of_journal(&rig, STEPS));
+    assert_eq!(rows_of_x(&postgres, STEPS).await, rows_of_journal(&harness, STEPS));
     assert_eq!(
         postgres
             .number("SELECT count(DISTINCT agent_id) FROM agent_execution_history")
@@ -149,51 +149,51 @@ async fn outage(at_least: Duration) {
         postgres.number(timed).await,
         postgres.number("SELECT count(*) FROM agent_execution_steps").await
     );
-    let told = rig.output("worker");
+    let told = harness.output("worker");
     assert_eq!(told.matches("failed to upload the history").count(), 1, "{told}");
 }
 
 #[tokio::test]
 async fn a_pod_that_is_killed_and_a_volume_from_a_backup_lead_to_no_double_and_no_gap() {
     let postgres = Postgres::start();
-    let mut rig = Rig::with_history(Some(store(&postgres))).await;
-    rig.start_pod();
+    let mut harness = EventsHarness::with_history(Some(store(&postgres))).await;
+    harness.start_pod();
     let stored = r#"agentloop_history_batches_total{result="stored"}"#;
     let deadline = Instant::now() + PATIENCE;
-    while count(&rig, stored) == 0 {
-        assert!(Instant::now() < deadline, "{}", rig.output("worker"));
+    while count(&harness, stored) == 0 {
+        assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    rig.kill_pod().await;
+    harness.kill_pod().await;
     for folder in ["journal", "record"] {
-        copy(&rig.path(folder), &rig.path(&format!("{folder}-backup")));
+        copy(&harness.path(folder), &harness.path(&format!("{folder}-backup")));
     }
-    rig.start_pod();
+    harness.start_pod();
     let newest = "SELECT max(turn) FROM agent_execution_history";
     let lost = until(&postgres, newest, postgres.number(newest).await + 20).await;
     let lines = postgres.number("SELECT count(*) FROM agent_execution_audit").await;
-    rig.kill_pod().await;
+    harness.kill_pod().await;
     for folder in ["journal", "record"] {
-        copy(&rig.path(&format!("{folder}-backup")), &rig.path(folder));
+        copy(&harness.path(&format!("{folder}-backup")), &harness.path(folder));
     }
-    rig.start_pod();
+    harness.start_pod();
     until(&postgres, newest, lost + 20).await;
-    rig.terminate_worker().await;
-    rig.worker_ended().await;
-    assert!(count(&rig, r#"agentloop_history_batches_total{result="restarted"}"#) > 0);
+    harness.terminate_worker().await;
+    harness.worker_ended().await;
+    assert!(count(&harness, r#"agentloop_history_batches_total{result="restarted"}"#) > 0);
     // Each row of the journal as it is there, and of the lost time what is not in it.
     let executions = rows_of_x(&postgres, EXECUTIONS).await;
-    for row in rows_of_journal(&rig, EXECUTIONS) {
+    for row in rows_of_journal(&harness, EXECUTIONS) {
         assert!(executions.contains(&row), "{row}");
     }
     let turns =
         "SELECT count(*) FROM (SELECT turn FROM agent_execution_history GROUP BY turn HAVING count(*) > 1) AS doubles";
     assert_eq!(postgres.number(turns).await, 0);
     let steps = rows_of_x(&postgres, STEPS).await;
-    for row in rows_of_journal(&rig, STEPS) {
+    for row in rows_of_journal(&harness, STEPS) {
         assert!(steps.contains(&row), "{row}");
     }
-    let in_journal = rows_of_journal(&rig, "SELECT seq FROM agent_execution_audit").len();
+    let in_journal = rows_of_journal(&harness, "SELECT seq FROM agent_execution_audit").len();
     let all = postgres.number("SELECT count(*) FROM agent_execution_audit").await;
     assert!(all >= lines.max(i64::try_from(in_journal).unwrap()), "{all}");
 }
@@ -232,9 +232,9 @@ fn refused(answer: Result<HistoryAck, LinkError>) -> (RefusalCode, String) {
 #[tokio::test]
 async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
     let postgres = Postgres::start();
-    let rig = Rig::with_history(Some(store(&postgres))).await;
+    let harness = EventsHarness::with_history(Some(store(&postgres))).await;
     let now = Timestamp::now();
-    let (x, z) = (rig.link_client(), rig.link_client_in("b", "z"));
+    let (x, z) = (harness.link_client(), harness.link_client_in("b", "z"));
     x.history(&batch(vec![row(1, 1, now)])).await.unwrap();
     // The same ids, as another tenant's worker may send them.
     let ack = z.history(&batch(vec![row(1, 2, now)])).await.unwrap();
@@ -254,10 +254,10 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
         ..batch(vec![row(2, 2, now)])
     };
     assert_eq!(refused(x.history(&older).await).0, RefusalCode::Fenced);
-    let y = rig.link_client_of("y");
+    let y = harness.link_client_of("y");
     assert_eq!(refused(y.history(&older).await).0, RefusalCode::NotLeading);
     // The pod of an earlier Agent of the same name, which the reconciler has not looked at yet.
-    rig.loops.expect_pod(
+    harness.loops.expect_pod(
         (&agent_key("y"), "uid-of-earlier-y"),
         pod_of("y"),
         LoopTotals::default(),
@@ -266,7 +266,7 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
     y.history(&batch(vec![row(1, 3, now)])).await.unwrap();
     let earlier = postgres.rows("SELECT agent_id FROM agent_execution_history WHERE turn = 3");
     assert_eq!(earlier.await, ["uid-of-earlier-y"]);
-    let nobody = rig.link_client_in("b", "x");
+    let nobody = harness.link_client_in("b", "x");
     assert_eq!(refused(nobody.history(&older).await).0, RefusalCode::Unknown);
     // Rows that no database accepts are named by their code.
     let mut malformed = row(3, 3, now);
@@ -281,34 +281,44 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
         (code, message.contains("22P02"), message.contains("canary")),
         (RefusalCode::Malformed, true, false)
     );
-    assert_eq!(count(&rig, r#"agentloop_history_batches_total{result="refused"}"#), 1);
-    assert_eq!(count(&rig, r#"agentloop_history_rows_total{record="execution"}"#), 3);
+    assert_eq!(
+        count(&harness, r#"agentloop_history_batches_total{result="refused"}"#),
+        1
+    );
+    assert_eq!(
+        count(&harness, r#"agentloop_history_rows_total{record="execution"}"#),
+        3
+    );
     all.insert(0, "uid-of-earlier-y|a|y|3");
     assert_eq!(postgres.rows(rows).await, all);
 }
 
 #[tokio::test]
 async fn without_a_database_nothing_is_uploaded() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    assert!(!rig.directives().history);
-    let answer = rig.link_client().history(&batch(vec![])).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    assert!(!harness.directives().history);
+    let answer = harness.link_client().history(&batch(vec![])).await;
     assert_eq!(
         refused(answer),
         (RefusalCode::Away, "this controller stores no histories".into())
     );
     let deadline = Instant::now() + PATIENCE;
-    while turn(&rig) < 20 {
-        assert!(Instant::now() < deadline, "{}", rig.output("worker"));
+    while turn(&harness) < 20 {
+        assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(!rig.output("worker").contains("history"), "{}", rig.output("worker"));
+    assert!(
+        !harness.output("worker").contains("history"),
+        "{}",
+        harness.output("worker")
+    );
 }
 
 #[tokio::test]
 async fn rows_are_deleted_when_they_are_as_old_as_their_retention_and_not_a_day_earlier() {
     let postgres = Postgres::start();
-    let rig = Rig::with_history(Some(store(&postgres))).await;
+    let harness = EventsHarness::with_history(Some(store(&postgres))).await;
     let now: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
     let ago = |days: i64| now - SignedDuration::from_hours(24 * days);
     let second = SignedDuration::from_secs(1);
@@ -318,7 +328,7 @@ async fn rows_are_deleted_when_they_are_as_old_as_their_retention_and_not_a_day_
         row(3, 3, ago(29)),
     ]);
     old.audit = vec![line(1, ago(30) - second), line(2, ago(29))];
-    rig.link_client().history(&old).await.unwrap();
+    harness.link_client().history(&old).await.unwrap();
     let clock: WallClock = Arc::new(move || now);
     let metrics = Arc::new(Metrics::new().unwrap());
     let run = async |retention_days: u32| {

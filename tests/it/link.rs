@@ -95,7 +95,7 @@ pub fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
 }
 
 /// A running server, and all that its tests look at.
-struct Rig {
+struct LinkHarness {
     address: SocketAddr,
     client: reqwest::Client,
     loops: Arc<PodSessions>,
@@ -108,7 +108,7 @@ struct Rig {
     stop: CancellationToken,
 }
 
-impl Drop for Rig {
+impl Drop for LinkHarness {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -126,7 +126,7 @@ fn expected() -> LivePod {
     }
 }
 
-impl Rig {
+impl LinkHarness {
     /// A leader with Agents `x` (whose pod is expected) and `y` (not looked at yet) in namespace `a`.
     async fn start() -> Self {
         Self::with(LinkLimits::default(), true).await
@@ -256,8 +256,8 @@ fn suspended() -> Directives {
 
 #[tokio::test]
 async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
-    let rig = Rig::start().await;
-    rig.loops.expect_pod(
+    let harness = LinkHarness::start().await;
+    harness.loops.expect_pod(
         (&x(), "uid-of-x"),
         expected(),
         LoopTotals {
@@ -266,7 +266,7 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
         },
         suspended(),
     );
-    let response = rig.attach(TOKEN, EPOCH).await;
+    let response = harness.attach(TOKEN, EPOCH).await;
     assert_eq!(response.status(), StatusCode::OK);
     let want = AttachResponse {
         protocol: PROTOCOL,
@@ -278,13 +278,13 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
         directives: suspended(),
     };
     assert_eq!(response.json::<AttachResponse>().await.unwrap(), want);
-    assert!(rig.loops.last_contact(&x(), "u2").is_some());
-    assert_eq!(rig.sample("agentloop_link_attaches_total"), 1.0);
+    assert!(harness.loops.last_contact(&x(), "u2").is_some());
+    assert_eq!(harness.sample("agentloop_link_attaches_total"), 1.0);
 }
 
 #[tokio::test]
 async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let attach = |protocol: u32, oldest: Option<u32>| {
         let attach = AttachRequest {
             protocol,
@@ -294,12 +294,12 @@ async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak(
         };
         serde_json::to_string(&attach).unwrap()
     };
-    let next = rig
+    let next = harness
         .post("/v1/attach", TOKEN, attach(PROTOCOL + 1, Some(PROTOCOL)))
         .await;
     assert_eq!(next.json::<AttachResponse>().await.unwrap().protocol, PROTOCOL);
     for (protocol, oldest) in [(PROTOCOL + 1, None), (PROTOCOL + 2, Some(PROTOCOL + 1)), (0, None)] {
-        let (status, refusal) = refusal(rig.post("/v1/attach", TOKEN, attach(protocol, oldest)).await).await;
+        let (status, refusal) = refusal(harness.post("/v1/attach", TOKEN, attach(protocol, oldest)).await).await;
         assert_eq!(
             (status, refusal.code),
             (StatusCode::BAD_REQUEST, RefusalCode::Malformed)
@@ -310,34 +310,34 @@ async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak(
 
 #[tokio::test]
 async fn a_report_is_heard_and_unknown_fields_are_ignored() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let body = json!({"epoch": EPOCH, "usage": {"calls": 3}, "fieldOfALaterVersion": {"a": 1}});
-    let response = rig.post("/v1/report", TOKEN, body.to_string()).await;
+    let response = harness.post("/v1/report", TOKEN, body.to_string()).await;
     assert_eq!(response.status(), StatusCode::NO_CONTENT);
     let mut want = PodReport {
         epoch: EPOCH,
         ..PodReport::default()
     };
     want.usage.calls = 3;
-    assert_eq!(rig.loops.last_report(&x(), "u2").unwrap().report, want);
-    assert_eq!(rig.sample("agentloop_link_reports_total"), 1.0);
+    assert_eq!(harness.loops.last_report(&x(), "u2").unwrap().report, want);
+    assert_eq!(harness.sample("agentloop_link_reports_total"), 1.0);
 }
 
 #[tokio::test]
 async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_lost() {
-    let mut rig = Rig::start().await;
-    let report = async |rig: &Rig, lost: i64, epoch: i64| {
+    let mut harness = LinkHarness::start().await;
+    let report = async |harness: &LinkHarness, lost: i64, epoch: i64| {
         let body = json!({"epoch": epoch, "budget": {"lostLeases": lost}, "usage": {"calls": lost}});
-        let response = rig.post("/v1/report", TOKEN, body.to_string()).await;
+        let response = harness.post("/v1/report", TOKEN, body.to_string()).await;
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
     };
     // A former leader knew of this one.
-    report(&rig, 1, EPOCH).await;
-    report(&rig, 1, EPOCH).await;
-    assert!(rig.events.try_recv().is_err());
-    report(&rig, 3, EPOCH).await;
-    report(&rig, 3, EPOCH).await;
-    let (event, about) = rig.events.try_recv().unwrap();
+    report(&harness, 1, EPOCH).await;
+    report(&harness, 1, EPOCH).await;
+    assert!(harness.events.try_recv().is_err());
+    report(&harness, 3, EPOCH).await;
+    report(&harness, 3, EPOCH).await;
+    let (event, about) = harness.events.try_recv().unwrap();
     assert_eq!((event.warning, event.reason.as_str()), (true, "VolumeRestored"));
     assert!(
         event.note.contains("the rest of its 2 leases counts as spent"),
@@ -346,24 +346,25 @@ async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_l
     );
     let about = (about.kind.as_deref(), about.namespace.as_deref(), about.name.as_deref());
     assert_eq!(about, (Some("Agent"), Some("a"), Some("x")));
-    assert!(rig.events.try_recv().is_err(), "the same count again is no news");
+    assert!(harness.events.try_recv().is_err(), "the same count again is no news");
     // The next pod reads the count from the volume.
     let next = LivePod {
         epoch: EPOCH + 1,
         ..expected()
     };
-    rig.loops
+    harness
+        .loops
         .expect_pod((&x(), "uid-of-x"), next, LoopTotals::default(), Directives::default());
-    report(&rig, 3, EPOCH + 1).await;
-    assert!(rig.events.try_recv().is_err());
-    report(&rig, 4, EPOCH + 1).await;
-    let (event, _) = rig.events.try_recv().unwrap();
+    report(&harness, 3, EPOCH + 1).await;
+    assert!(harness.events.try_recv().is_err());
+    report(&harness, 4, EPOCH + 1).await;
+    let (event, _) = harness.events.try_recv().unwrap();
     assert!(
         event.note.contains("the rest of its 1 lease counts as spent"),
         "{}",
         event.note
     );
-    assert_eq!(rig.sample("agentloop_ledger_lost_leases_total"), 3.0);
+    assert_eq!(harness.sample("agentloop_ledger_lost_leases_total"), 3.0);
 }
 
 #[rstest]
@@ -393,66 +394,70 @@ async fn who_may_not_speak_is_refused_on_every_route(
     #[case] status: u16,
     #[case] code: RefusalCode,
 ) {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let report = json!({"epoch": epoch}).to_string();
     let lease = json!({"epoch": epoch, "record": "0".repeat(32)}).to_string();
-    let listen = rig
+    let listen = harness
         .client
-        .get(rig.url(&format!("/v1/directives?epoch={epoch}")))
+        .get(harness.url(&format!("/v1/directives?epoch={epoch}")))
         .bearer_auth(token_of(token));
     for response in [
-        rig.attach(token, epoch).await,
-        rig.post("/v1/report", token, report).await,
-        rig.post("/v1/lease", token, lease).await,
+        harness.attach(token, epoch).await,
+        harness.post("/v1/report", token, report).await,
+        harness.post("/v1/lease", token, lease).await,
         listen.send().await.unwrap(),
     ] {
         let (got, refusal) = refusal(response).await;
         assert_eq!((got.as_u16(), refusal.code), (status, code));
         assert!(!refusal.message.contains(token), "a refusal never repeats a token");
     }
-    assert_eq!(rig.loops.last_report(&x(), "u2"), None);
+    assert_eq!(harness.loops.last_report(&x(), "u2"), None);
     let series = format!(r#"agentloop_link_refusals_total{{code="{code}"}}"#);
-    assert_eq!(rig.sample(&series), 4.0);
+    assert_eq!(harness.sample(&series), 4.0);
 }
 
 #[tokio::test]
 async fn without_a_token_nothing_is_asked_of_the_api_server() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     for authorization in ["", "Bearer ", "Basic eDp5"] {
-        let request = rig
+        let request = harness
             .client
-            .post(rig.url("/v1/attach"))
+            .post(harness.url("/v1/attach"))
             .header("authorization", authorization);
         let (status, refusal) = refusal(request.send().await.unwrap()).await;
         assert_eq!((status.as_u16(), refusal.code), (401, RefusalCode::Unauthenticated));
     }
-    assert_eq!(rig.reviews.load(Ordering::SeqCst), 0);
+    assert_eq!(harness.reviews.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test]
 async fn a_replica_whose_caches_are_not_filled_tells_pods_to_try_again() {
-    let rig = Rig::with(LinkLimits::default(), false).await;
-    let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
+    let harness = LinkHarness::with(LinkLimits::default(), false).await;
+    let (status, refusal) = refusal(harness.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
 }
 
 #[tokio::test]
 async fn a_token_is_reviewed_once_and_then_remembered() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     for _ in 0..3 {
-        assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+        assert_eq!(harness.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
     }
-    assert_eq!(rig.reviews.load(Ordering::SeqCst), 1);
+    assert_eq!(harness.reviews.load(Ordering::SeqCst), 1);
     for _ in 0..3 {
-        assert_eq!(rig.attach(&unknown(1), EPOCH).await.status(), StatusCode::UNAUTHORIZED);
+        assert_eq!(
+            harness.attach(&unknown(1), EPOCH).await.status(),
+            StatusCode::UNAUTHORIZED
+        );
     }
-    assert_eq!(rig.reviews.load(Ordering::SeqCst), 2, "so is a refusal");
-    rig.attach("nonsense", EPOCH).await;
-    rig.attach("https://kubernetes.default.svc a agentloop-agent x u2", EPOCH)
+    assert_eq!(harness.reviews.load(Ordering::SeqCst), 2, "so is a refusal");
+    harness.attach("nonsense", EPOCH).await;
+    harness
+        .attach("https://kubernetes.default.svc a agentloop-agent x u2", EPOCH)
         .await;
-    rig.attach("agentloop.dev/link a default x u2", EPOCH).await;
+    harness.attach("agentloop.dev/link a default x u2", EPOCH).await;
     assert_eq!(
-        rig.reviews.load(Ordering::SeqCst),
+        harness.reviews.load(Ordering::SeqCst),
         2,
         "what is no pod's token is not asked about"
     );
@@ -460,19 +465,19 @@ async fn a_token_is_reviewed_once_and_then_remembered() {
 
 #[tokio::test]
 async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_known_pods_go_on() {
-    let rig = Rig::start().await;
-    assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+    let harness = LinkHarness::start().await;
+    assert_eq!(harness.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
     for number in 0..20 {
         assert_eq!(
-            rig.attach(&unknown(number), EPOCH).await.status(),
+            harness.attach(&unknown(number), EPOCH).await.status(),
             StatusCode::UNAUTHORIZED
         );
     }
-    let (status, refusal) = refusal(rig.attach(&unknown(20), EPOCH).await).await;
+    let (status, refusal) = refusal(harness.attach(&unknown(20), EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
     assert!(refusal.message.contains("too many tokens"), "{refusal}");
-    assert_eq!(rig.reviews.load(Ordering::SeqCst), 21);
-    assert_eq!(rig.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
+    assert_eq!(harness.reviews.load(Ordering::SeqCst), 21);
+    assert_eq!(harness.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
@@ -487,8 +492,8 @@ async fn idle_strangers_keep_no_pod_out_and_close_no_connection_of_a_known_pod()
         connections,
         ..LinkLimits::default()
     };
-    let rig = Rig::with(limits, true).await;
-    let stream = rig.listen(EPOCH).await;
+    let harness = LinkHarness::with(limits, true).await;
+    let stream = harness.listen(EPOCH).await;
     assert_eq!(stream.status(), StatusCode::OK);
     let closes = async |stranger: &mut tokio::net::TcpStream| {
         let mut nothing = Vec::new();
@@ -497,14 +502,14 @@ async fn idle_strangers_keep_no_pod_out_and_close_no_connection_of_a_known_pod()
     };
     let mut strangers = Vec::new();
     for _ in 0..3 {
-        strangers.push(tokio::net::TcpStream::connect(rig.address).await.unwrap());
+        strangers.push(tokio::net::TcpStream::connect(harness.address).await.unwrap());
     }
     closes(&mut strangers[0]).await;
     // A pod that is not known yet: its client has no open connection, and all places of strangers are taken.
-    let root = reqwest::Certificate::from_pem(rig.ca.as_bytes()).unwrap();
+    let root = reqwest::Certificate::from_pem(harness.ca.as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
     let attach = client
-        .post(rig.url("/v1/attach"))
+        .post(harness.url("/v1/attach"))
         .bearer_auth(token_of(TOKEN))
         .body(r#"{"protocol":2,"epoch":4}"#);
     assert_eq!(attach.send().await.unwrap().status(), StatusCode::OK);
@@ -551,11 +556,11 @@ async fn a_connection_outlives_the_pause_between_two_reports(#[case] idle: Durat
         idle,
         ..LinkLimits::default()
     };
-    let rig = Rig::with(limits, true).await;
-    let (address, count) = passage(rig.address).await;
+    let harness = LinkHarness::with(limits, true).await;
+    let (address, count) = passage(harness.address).await;
     for _ in 0..2 {
         let report = json!({"epoch": EPOCH}).to_string();
-        let request = rig.client.post(format!("https://{address}/v1/report"));
+        let request = harness.client.post(format!("https://{address}/v1/report"));
         let response = request.bearer_auth(token_of(TOKEN)).body(report).send().await.unwrap();
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         // The pause itself is what is tested.
@@ -566,10 +571,10 @@ async fn a_connection_outlives_the_pause_between_two_reports(#[case] idle: Durat
 
 #[tokio::test]
 async fn who_does_not_show_who_they_are_is_answered_once_a_connection() {
-    let rig = Rig::start().await;
-    let (address, count) = passage(rig.address).await;
+    let harness = LinkHarness::start().await;
+    let (address, count) = passage(harness.address).await;
     for _ in 0..2 {
-        let request = rig.client.post(format!("https://{address}/v1/report"));
+        let request = harness.client.post(format!("https://{address}/v1/report"));
         let response = request.bearer_auth("nonsense").send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         assert_eq!(response.headers()["connection"], "close");
@@ -580,15 +585,15 @@ async fn who_does_not_show_who_they_are_is_answered_once_a_connection() {
 
 #[tokio::test]
 async fn directives_come_at_once_and_on_each_change_within_a_tenth_of_a_second() {
-    let rig = Rig::start().await;
-    let response = rig.listen(EPOCH).await;
+    let harness = LinkHarness::start().await;
+    let response = harness.listen(EPOCH).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     assert_eq!(
         next(&mut events).await.unwrap(),
         ("directives".into(), r#"{"suspend":false}"#.into())
     );
-    rig.direct(suspended());
+    harness.direct(suspended());
     let changed = Instant::now();
     assert_eq!(
         next(&mut events).await.unwrap(),
@@ -599,7 +604,7 @@ async fn directives_come_at_once_and_on_each_change_within_a_tenth_of_a_second()
         "{:?}",
         changed.elapsed()
     );
-    rig.direct(suspended());
+    harness.direct(suspended());
     let silence = timeout(Duration::from_millis(300), events.next()).await;
     assert!(silence.is_err(), "the same directives are not sent twice");
 }
@@ -611,8 +616,8 @@ async fn a_quiet_stream_has_heartbeats() {
         heartbeat: Duration::from_millis(50),
         ..LinkLimits::default()
     };
-    let rig = Rig::with(limits, true).await;
-    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    let harness = LinkHarness::with(limits, true).await;
+    let mut events = SseStream::from_bytes_stream(harness.listen(EPOCH).await.bytes_stream());
     assert_eq!(next(&mut events).await.unwrap().0, "directives");
     for _ in 0..3 {
         assert_eq!(next(&mut events).await.unwrap(), ("heartbeat".into(), String::new()));
@@ -621,28 +626,31 @@ async fn a_quiet_stream_has_heartbeats() {
 
 #[tokio::test]
 async fn a_replaced_pod_loses_its_stream_and_is_fenced_from_then_on() {
-    let rig = Rig::start().await;
-    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    let harness = LinkHarness::start().await;
+    let mut events = SseStream::from_bytes_stream(harness.listen(EPOCH).await.bytes_stream());
     next(&mut events).await.unwrap();
     let newer = LivePod {
         uid: "u3".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops
+    harness
+        .loops
         .expect_pod((&x(), "uid-of-x"), newer, LoopTotals::default(), Directives::default());
     assert_eq!(next(&mut events).await, None);
-    let (status, refusal) = refusal(rig.attach(TOKEN, EPOCH).await).await;
+    let (status, refusal) = refusal(harness.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (409, RefusalCode::Fenced));
-    let newer = rig.attach("agentloop.dev/link a agentloop-agent x u3", EPOCH + 1).await;
+    let newer = harness
+        .attach("agentloop.dev/link a agentloop-agent x u3", EPOCH + 1)
+        .await;
     assert_eq!(newer.status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn streams_end_when_the_server_stops() {
-    let rig = Rig::start().await;
-    let mut events = SseStream::from_bytes_stream(rig.listen(EPOCH).await.bytes_stream());
+    let harness = LinkHarness::start().await;
+    let mut events = SseStream::from_bytes_stream(harness.listen(EPOCH).await.bytes_stream());
     next(&mut events).await.unwrap();
-    rig.stop.cancel();
+    harness.stop.cancel();
     assert_eq!(next(&mut events).await, None);
 }
 
@@ -658,8 +666,8 @@ async fn what_cannot_be_read_is_refused_in_words_that_do_not_repeat_it(
     #[case] body: &'static str,
     #[case] words: &str,
 ) {
-    let rig = Rig::start().await;
-    let (status, refusal) = refusal(rig.post(path, TOKEN, body).await).await;
+    let harness = LinkHarness::start().await;
+    let (status, refusal) = refusal(harness.post(path, TOKEN, body).await).await;
     assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
     assert!(refusal.message.contains(words), "{refusal}");
     assert!(!refusal.message.contains("secret"), "{refusal}");
@@ -667,11 +675,11 @@ async fn what_cannot_be_read_is_refused_in_words_that_do_not_repeat_it(
 
 #[tokio::test]
 async fn a_stream_needs_an_epoch() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     for query in ["", "?epoch=", "?epoch=four"] {
-        let request = rig
+        let request = harness
             .client
-            .get(rig.url(&format!("/v1/directives{query}")))
+            .get(harness.url(&format!("/v1/directives{query}")))
             .bearer_auth(token_of(TOKEN));
         let (status, refusal) = refusal(request.send().await.unwrap()).await;
         assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
@@ -680,12 +688,12 @@ async fn a_stream_needs_an_epoch() {
 
 #[tokio::test]
 async fn a_body_may_have_256_kib_and_not_a_byte_more() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let report = json!({"epoch": EPOCH}).to_string();
     let body = |length: usize| report.clone() + &" ".repeat(length - report.len());
-    let at_limit = rig.post("/v1/report", TOKEN, body(MAX_BODY_BYTES)).await;
+    let at_limit = harness.post("/v1/report", TOKEN, body(MAX_BODY_BYTES)).await;
     assert_eq!(at_limit.status(), StatusCode::NO_CONTENT);
-    let (status, refusal) = refusal(rig.post("/v1/report", TOKEN, body(MAX_BODY_BYTES + 1)).await).await;
+    let (status, refusal) = refusal(harness.post("/v1/report", TOKEN, body(MAX_BODY_BYTES + 1)).await).await;
     assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
     assert!(refusal.message.contains("262144 bytes"), "{refusal}");
 }
@@ -696,9 +704,9 @@ async fn a_body_that_does_not_come_is_given_up() {
         read_timeout: Duration::from_millis(200),
         ..LinkLimits::default()
     };
-    let rig = Rig::with(limits, true).await;
+    let harness = LinkHarness::with(limits, true).await;
     let never = reqwest::Body::wrap_stream(futures::stream::pending::<Result<Vec<u8>, Infallible>>());
-    let (status, refusal) = refusal(rig.post("/v1/report", TOKEN, never).await).await;
+    let (status, refusal) = refusal(harness.post("/v1/report", TOKEN, never).await).await;
     assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
     assert!(refusal.message.contains("did not arrive"), "{refusal}");
 }
@@ -709,19 +717,19 @@ async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_en
         connections: ConnectionBounds::of_strangers(1, 1),
         ..LinkLimits::default()
     };
-    let rig = Rig::with(limits, true).await;
-    let stream = rig.listen(EPOCH).await;
+    let harness = LinkHarness::with(limits, true).await;
+    let stream = harness.listen(EPOCH).await;
     assert_eq!(stream.status(), StatusCode::OK);
-    let mut second = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+    let mut second = tokio::net::TcpStream::connect(harness.address).await.unwrap();
     let mut nothing = Vec::new();
     let closed = timeout(SOON, second.read_to_end(&mut nothing)).await.unwrap();
     assert!(closed.is_err() || nothing.is_empty());
     drop(stream);
     let deadline = Instant::now() + SOON;
     loop {
-        let attach = rig
+        let attach = harness
             .client
-            .post(rig.url("/v1/attach"))
+            .post(harness.url("/v1/attach"))
             .bearer_auth(token_of(TOKEN))
             .body(r#"{"protocol":1,"epoch":4}"#);
         if attach
@@ -738,8 +746,8 @@ async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_en
 
 #[tokio::test]
 async fn plain_http_gets_no_answer() {
-    let rig = Rig::start().await;
-    let mut plain = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+    let harness = LinkHarness::start().await;
+    let mut plain = tokio::net::TcpStream::connect(harness.address).await.unwrap();
     plain
         .write_all(b"GET /v1/directives?epoch=4 HTTP/1.1\r\nHost: x\r\n\r\n")
         .await
@@ -751,11 +759,11 @@ async fn plain_http_gets_no_answer() {
 
 #[tokio::test]
 async fn a_client_that_trusts_another_authority_does_not_send_its_token() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let other = CertificateAuthority::make(Timestamp::now()).unwrap();
     let root = reqwest::Certificate::from_pem(other.certificate.as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
-    let request = client.post(rig.url("/v1/attach")).bearer_auth(token_of(TOKEN));
+    let request = client.post(harness.url("/v1/attach")).bearer_auth(token_of(TOKEN));
     assert!(request.send().await.is_err());
-    assert_eq!(rig.reviews.load(Ordering::SeqCst), 0);
+    assert_eq!(harness.reviews.load(Ordering::SeqCst), 0);
 }

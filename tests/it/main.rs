@@ -16,25 +16,25 @@ mod fuzz;
 mod gate_webhook;
 mod gateway;
 mod history;
+mod layering;
 mod leader;
 mod ledger;
-mod leftovers;
 mod link;
 mod local;
 mod metrics;
 mod openmetrics;
 mod plugin;
 mod recovery;
-mod rooms;
 mod schema;
 mod sensing;
 mod sensor_pods;
 mod sensor_telemetry;
 mod sensors;
+mod shared_objects;
 mod sources;
 mod supply_chain;
 mod tools;
-mod week;
+mod week_bench;
 mod worker;
 
 #[path = "../e2e/mod.rs"]

@@ -4,9 +4,9 @@
 
 mod cluster_roles;
 mod forward;
+mod harness;
 mod link;
 mod program;
-mod rig;
 mod roles;
 mod screens;
 
@@ -18,7 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use rig::{NOW, Rig};
+use harness::{NOW, PluginHarness};
 
 const GATE: &str = "e3-t12c1r1";
 
@@ -32,130 +32,131 @@ fn gated(gates: &[&str]) -> Value {
 
 #[tokio::test]
 async fn pause_resume_wake_and_stop_write_the_fields_and_annotations_of_the_api() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &json!({"loop": {"state": "Sleeping"}}));
-    let done = rig.run("pause helper").await;
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({"loop": {"state": "Sleeping"}}));
+    let done = harness.run("pause helper").await;
     assert_eq!(
-        (done.status, rig.agent("helper")["spec"]["suspend"].clone()),
+        (done.status, harness.agent("helper")["spec"]["suspend"].clone()),
         (ExitStatus::Success, json!(true))
     );
-    assert_eq!(rig.server.take_writes(), ["patch agentloop.dev/agents"]);
-    assert_eq!(rig.run("pause helper").await.out, "helper is suspended already\n");
-    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
+    assert_eq!(harness.server.take_writes(), ["patch agentloop.dev/agents"]);
+    assert_eq!(harness.run("pause helper").await.out, "helper is suspended already\n");
+    assert_eq!(harness.server.take_writes(), Vec::<String>::new());
 
-    rig.put_agent(
+    harness.put_agent(
         "helper",
         &json!({"loop": {"state": "Stopped", "reasons": ["SuspendedBySpec"]}}),
     );
-    let done = rig.run("resume helper").await;
+    let done = harness.run("resume helper").await;
     assert_eq!(done.out, "helper no longer suspended\n");
-    assert_eq!(rig.agent("helper")["spec"]["suspend"], false);
-    assert_eq!(rig.agent("helper")["metadata"]["annotations"], Value::Null);
+    assert_eq!(harness.agent("helper")["spec"]["suspend"], false);
+    assert_eq!(harness.agent("helper")["metadata"]["annotations"], Value::Null);
 
-    rig.put_agent(
+    harness.put_agent(
         "helper",
         &json!({"loop": {"state": "Paused", "reasons": ["ConsecutiveErrors"]}}),
     );
-    rig.run("resume helper").await;
+    harness.run("resume helper").await;
     assert_eq!(
-        rig.agent("helper")["metadata"]["annotations"],
+        harness.agent("helper")["metadata"]["annotations"],
         json!({"agentloop.dev/resume": NOW})
     );
-    rig.run("wake helper").await;
+    harness.run("wake helper").await;
     let annotations = json!({"agentloop.dev/resume": NOW, "agentloop.dev/wake": NOW});
-    assert_eq!(rig.agent("helper")["metadata"]["annotations"], annotations);
+    assert_eq!(harness.agent("helper")["metadata"]["annotations"], annotations);
 
-    rig.put_agent("helper", &json!({"loop": {"state": "Running"}}));
-    rig.run("stop helper --now").await;
-    let stop = rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
+    harness.put_agent("helper", &json!({"loop": {"state": "Running"}}));
+    harness.run("stop helper --now").await;
+    let stop = harness.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
     assert_eq!(stop, format!("now:{NOW}"));
-    rig.run("stop helper").await;
-    let stop = rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
+    harness.run("stop helper").await;
+    let stop = harness.agent("helper")["metadata"]["annotations"]["agentloop.dev/stop"].clone();
     assert_eq!(stop, NOW);
 }
 
 #[tokio::test]
 async fn each_agent_is_asked_even_if_one_does_not_exist() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &json!({}));
-    let done = rig.run("pause nobody helper").await;
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({}));
+    let done = harness.run("pause nobody helper").await;
     assert_eq!(done.status, ExitStatus::Failure);
     assert_eq!(done.err, "error: Agent nobody does not exist in namespace team-a\n");
-    assert_eq!(rig.agent("helper")["spec"]["suspend"], true);
+    assert_eq!(harness.agent("helper")["spec"]["suspend"], true);
 }
 
 #[tokio::test]
 async fn an_approval_has_the_hash_and_the_name_that_the_api_server_knows() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &gated(&[GATE]));
-    let done = rig.run("approve helper").await;
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &gated(&[GATE]));
+    let done = harness.run("approve helper").await;
     assert_eq!(done.out, format!("helper: approved {GATE} as ann@example.com\n"));
     assert_eq!(
-        rig.agent("helper")["metadata"]["annotations"],
+        harness.agent("helper")["metadata"]["annotations"],
         json!({"agentloop.dev/approve": format!("{GATE}:hash-of-{GATE}"), "agentloop.dev/approved-by": "ann@example.com"})
     );
-    let refused = rig.run("approve helper no-such-gate").await;
+    let refused = harness.run("approve helper no-such-gate").await;
     assert_eq!(refused.status, ExitStatus::Failure);
 }
 
 #[tokio::test]
 async fn an_ambiguous_answer_writes_nothing() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &gated(&["g1", "g2"]));
-    rig.server.take_writes();
-    let refused = rig.run("deny helper").await;
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &gated(&["g1", "g2"]));
+    harness.server.take_writes();
+    let refused = harness.run("deny helper").await;
     assert_eq!(refused.status, ExitStatus::Usage);
     assert_eq!(
         refused.err,
         "error: helper has several open gates: name one, or use --all; open: g1, g2\n"
     );
-    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
-    rig.run("deny helper --all").await;
+    assert_eq!(harness.server.take_writes(), Vec::<String>::new());
+    harness.run("deny helper --all").await;
     assert_eq!(
-        rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/deny"],
+        harness.agent("helper")["metadata"]["annotations"]["agentloop.dev/deny"],
         "g1:hash-of-g1 g2:hash-of-g2"
     );
 }
 
 #[tokio::test]
 async fn an_answer_is_written_onto_the_version_that_was_read() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &gated(&["g1", "g2"]));
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &gated(&["g1", "g2"]));
     // Another user approves the other gate between the read and the write: that must not be lost.
-    rig.interfere(json!({"agentloop.dev/approve": "g2:hash-of-g2", "agentloop.dev/approved-by": "ann@example.com"}));
-    let done = rig.run("approve helper g1").await;
+    harness
+        .interfere(json!({"agentloop.dev/approve": "g2:hash-of-g2", "agentloop.dev/approved-by": "ann@example.com"}));
+    let done = harness.run("approve helper g1").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
     assert_eq!(
-        rig.agent("helper")["metadata"]["annotations"]["agentloop.dev/approve"],
+        harness.agent("helper")["metadata"]["annotations"]["agentloop.dev/approve"],
         "g2:hash-of-g2 g1:hash-of-g1"
     );
 }
 
 #[tokio::test]
 async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
-    let rig = Rig::start();
-    rig.put_budget(
+    let harness = PluginHarness::start();
+    harness.put_budget(
         "team",
         &json!({"gates": [{"id": "b-1", "kind": "BudgetAsk", "argumentsHash": "c0de", "openedAt": NOW}]}),
     );
-    rig.run("approve --budget team").await;
+    harness.run("approve --budget team").await;
     assert_eq!(
-        rig.budget("team")["metadata"]["annotations"]["agentloop.dev/approve"],
+        harness.budget("team")["metadata"]["annotations"]["agentloop.dev/approve"],
         "b-1:c0de"
     );
-    let done = rig
+    let done = harness
         .run("budget top-up team --tokens 50000 --reason incident --id fire")
         .await;
     assert_eq!(done.out, "team: top-up fire added\n");
     let first = json!({"id": "fire", "tokens": 50_000, "reason": "incident"});
-    assert_eq!(rig.budget("team")["spec"]["topUps"], json!([first]));
-    let again = rig.run("budget top-up team --tokens 50000 --id fire").await;
+    assert_eq!(harness.budget("team")["spec"]["topUps"], json!([first]));
+    let again = harness.run("budget top-up team --tokens 50000 --id fire").await;
     assert_eq!(again.out, "team: top-up fire was added before, and counts once\n");
     // Two in one second are two.
     for _ in 0..2 {
-        rig.run("budget top-up team --tokens 7").await;
+        harness.run("budget top-up team --tokens 7").await;
     }
-    let all = rig.budget("team")["spec"]["topUps"].clone();
+    let all = harness.budget("team")["spec"]["topUps"].clone();
     assert_eq!(all.as_array().unwrap().len(), 3, "{all}");
     assert_eq!(all[0], first);
     for added in [&all[1], &all[2]] {
@@ -165,69 +166,72 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
             "{added}"
         );
     }
-    let refused = rig.run("budget top-up team --cost-usd 2.50 --id other").await;
+    let refused = harness.run("budget top-up team --cost-usd 2.50 --id other").await;
     assert_eq!(refused.status, ExitStatus::Failure);
     assert!(refused.err.contains("team does not limit costUSD"), "{}", refused.err);
 }
 
 #[tokio::test]
 async fn a_top_up_keeps_fields_that_this_version_does_not_know_and_is_repeated_after_a_conflict() {
-    let rig = Rig::start();
-    rig.put_budget("team", &json!({}));
+    let harness = PluginHarness::start();
+    harness.put_budget("team", &json!({}));
     let newer = json!({"id": "old", "tokens": 5, "expires": NOW});
-    rig.server.put(
+    harness.server.put(
         "agentloop.dev/agentbudgets",
         json!({"metadata": {"namespace": "team-a", "name": "team"}, "spec": {"topUps": [newer]}}),
     );
-    rig.interfere(json!({"other": "client"}));
-    let done = rig.run("budget top-up team --tokens 7 --id new").await;
+    harness.interfere(json!({"other": "client"}));
+    let done = harness.run("budget top-up team --tokens 7 --id new").await;
     assert_eq!(done.out, "team: top-up new added\n", "{}", done.err);
-    let budget = rig.budget("team");
+    let budget = harness.budget("team");
     assert_eq!(budget["spec"]["topUps"], json!([newer, {"id": "new", "tokens": 7}]));
     assert_eq!(budget["metadata"]["annotations"]["other"], "client");
 }
 
 #[tokio::test]
 async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &gated(&[GATE]));
-    let status = rig.run("status").await.out;
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &gated(&[GATE]));
+    let status = harness.run("status").await.out;
     assert!(
         status.starts_with("NAME     READY") && status.contains("ToolCallNeedsApproval"),
         "{status}"
     );
-    let data: Value = serde_json::from_str(&rig.run("status helper -o json").await.out).unwrap();
+    let data: Value = serde_json::from_str(&harness.run("status helper -o json").await.out).unwrap();
     assert_eq!(
         (&data["kind"], &data["metadata"]["name"]),
         (&json!("Agent"), &json!("helper"))
     );
-    let list: Value = serde_json::from_str(&rig.run("status -A -o json").await.out).unwrap();
+    let list: Value = serde_json::from_str(&harness.run("status -A -o json").await.out).unwrap();
     assert_eq!(
         (&list["kind"], list["items"].as_array().unwrap().len()),
         (&json!("List"), 1)
     );
-    let yaml = rig.run("approvals -o yaml").await.out;
+    let yaml = harness.run("approvals -o yaml").await.out;
     assert!(yaml.contains(&format!("gate: {GATE}\n")), "{yaml}");
-    let empty = rig.run("status -n team-b").await;
+    let empty = harness.run("status -n team-b").await;
     assert_eq!(
         (empty.out.as_str(), empty.err.as_str()),
         ("", "No Agents were found in namespace team-b.\n")
     );
-    let explained = rig.run("explain helper").await.out;
+    let explained = harness.run("explain helper").await.out;
     assert!(
         explained.contains("kubectl agentloop approve -n team-a helper"),
         "{explained}"
     );
-    let missing = rig.run("explain nobody").await;
+    let missing = harness.run("explain nobody").await;
     assert_eq!(missing.status, ExitStatus::Failure);
-    assert_eq!(rig.run("cost --since 1h --by model").await.status, ExitStatus::Usage);
+    assert_eq!(
+        harness.run("cost --since 1h --by model").await.status,
+        ExitStatus::Usage
+    );
 }
 
 #[tokio::test]
 async fn all_namespaces_are_refused_by_what_acts_on_one() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &gated(&[GATE]));
-    rig.server.take_writes();
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &gated(&[GATE]));
+    harness.server.take_writes();
     for line in [
         "status helper",
         "explain helper",
@@ -235,17 +239,17 @@ async fn all_namespaces_are_refused_by_what_acts_on_one() {
         "pause helper",
         "report",
     ] {
-        let refused = rig.run(&format!("{line} -A")).await;
+        let refused = harness.run(&format!("{line} -A")).await;
         assert_eq!(refused.status, ExitStatus::Usage, "{line}");
         assert!(refused.err.contains("name one namespace with -n"), "{}", refused.err);
     }
-    assert_eq!(rig.server.take_writes(), Vec::<String>::new());
+    assert_eq!(harness.server.take_writes(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn usage_in_a_period_is_also_read_from_budgets_of_the_platform_if_the_user_may() {
-    let rig = Rig::start();
-    rig.put_agent("helper", &json!({"budgets": [{"name": "agentloop-system/all"}]}));
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({"budgets": [{"name": "agentloop-system/all"}]}));
     let platform = json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
         "metadata": {"namespace": "agentloop-system", "name": "all"},
@@ -253,15 +257,18 @@ async fn usage_in_a_period_is_also_read_from_budgets_of_the_platform_if_the_user
             "namespaceSelector": {}},
         "status": {"ledger": {"watermark": NOW}},
     });
-    rig.server.put("agentloop.dev/agentbudgets", platform);
+    harness.server.put("agentloop.dev/agentbudgets", platform);
     // The server sets the age of the budget, which must be older than the period.
     let later = || {
         let clock: PluginClock = Arc::new(|| Timestamp::now() + SignedDuration::from_hours(2));
-        PluginSession { clock, ..rig.session() }
+        PluginSession {
+            clock,
+            ..harness.session()
+        }
     };
-    let shown = rig::run(later(), "cost --since 1h").await;
+    let shown = harness::run(later(), "cost --since 1h").await;
     assert!(shown.out.contains("team-a/helper   0 "), "{}", shown.out);
-    let partial = rig::run(later(), "cost --since 1h --controller-namespace forbidden").await;
+    let partial = harness::run(later(), "cost --since 1h --controller-namespace forbidden").await;
     assert_eq!(partial.status, ExitStatus::Success, "{}", partial.err);
     assert!(
         partial
@@ -275,8 +282,8 @@ async fn usage_in_a_period_is_also_read_from_budgets_of_the_platform_if_the_user
 
 #[tokio::test]
 async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
-    let rig = Rig::start();
-    let done = rig.run("check").await;
+    let harness = PluginHarness::start();
+    let done = harness.run("check").await;
     assert_eq!(done.status, ExitStatus::Failure);
     assert!(done.out.contains("Kubernetes 1.33"), "{}", done.out);
     assert!(
@@ -286,20 +293,23 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
     );
     assert!(done.out.contains("no Deployment of the controller"), "{}", done.out);
     assert!(done.out.contains("not allowed; for approve, deny"), "{}", done.out);
-    rig.install();
-    let done = rig.run("check").await;
+    harness.install();
+    let done = harness.run("check").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.out);
     assert!(done.out.contains("a valid Agent is accepted"), "{}", done.out);
-    assert!(rig.server.list("agentloop.dev/agents").is_empty(), "it was a dry run");
-    let short = rig.run("check --installation-only").await;
+    assert!(
+        harness.server.list("agentloop.dev/agents").is_empty(),
+        "it was a dry run"
+    );
+    let short = harness.run("check --installation-only").await;
     assert_eq!(short.status, ExitStatus::Success, "{}", short.out);
     assert!(
         short.out.contains("a valid Agent is accepted") && !short.out.contains("allowed; for"),
         "{}",
         short.out
     );
-    rig.refuse_new_agents("policy says no");
-    let done = rig.run("check").await;
+    harness.refuse_new_agents("policy says no");
+    let done = harness.run("check").await;
     assert_eq!(done.status, ExitStatus::Failure);
     assert!(
         done.out.contains("a valid Agent is rejected: policy says no"),
@@ -310,21 +320,21 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
 
 #[tokio::test]
 async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
-    let rig = Rig::start();
-    rig.install();
-    rig.put_agent("helper", &gated(&[GATE]));
+    let harness = PluginHarness::start();
+    harness.install();
+    harness.put_agent("helper", &gated(&[GATE]));
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team-a", "name": "helper", "labels": {
         "app.kubernetes.io/name": "agent", "app.kubernetes.io/part-of": "agentloop",
         "app.kubernetes.io/managed-by": "agentloop-controller"}}, "spec": {"containers": []}});
-    rig.server.put("/pods", pod);
+    harness.server.put("/pods", pod);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.zip");
     let line = format!("report --file {}", path.display());
-    let dry = rig.run(&format!("{line} --dry-run")).await;
+    let dry = harness.run(&format!("{line} --dry-run")).await;
     assert_eq!(dry.status, ExitStatus::Success, "{}", dry.err);
     assert!(dry.err.contains("nothing was written (--dry-run)"), "{}", dry.err);
     assert!(!path.exists());
-    let done = rig.run(&line).await;
+    let done = harness.run(&line).await;
     assert_eq!(done.out, dry.out, "the list is that of the archive");
     for name in [
         "index.json",
@@ -340,10 +350,10 @@ async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
     assert_eq!(agents[0]["metadata"]["name"], "helper");
     let pods: Value = serde_json::from_reader(archive.by_name("pods.json").unwrap()).unwrap();
     assert!(pods.to_string().contains("helper"), "{pods}");
-    let again = rig.run(&line).await;
+    let again = harness.run(&line).await;
     assert_eq!(again.status, ExitStatus::Failure);
     assert!(again.err.contains("exists already"), "{}", again.err);
-    let forbidden = rig
+    let forbidden = harness
         .run(&format!(
             "report -n forbidden --file {}",
             dir.path().join("other.zip").display()

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sensors::on_a_real_server;
 use crate::support::agents::{idle_ledger, idle_sensors};
-use crate::support::rig::{AGENTS, Counting, NAMESPACE, Rig, agent_key, in_state, settings};
+use crate::support::harness::{AGENTS, ControllerHarness, Counting, NAMESPACE, agent_key, in_state, settings};
 
 const CLAIMS: &str = "/persistentvolumeclaims";
 const PODS: &str = "/pods";
@@ -38,12 +38,12 @@ fn usage(calls: i64) -> LoopUsage {
     }
 }
 
-fn put_claim(rig: &Rig, name: &str, metadata: Value) {
+fn put_claim(harness: &ControllerHarness, name: &str, metadata: Value) {
     let mut whole = metadata;
     whole["name"] = json!(name);
     whole["namespace"] = json!(NAMESPACE);
     let object = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": whole, "spec": {} });
-    rig.server.put(CLAIMS, object);
+    harness.server.put(CLAIMS, object);
 }
 
 fn owned_by(kind: &str, name: &str, uid: &str) -> Value {
@@ -51,29 +51,29 @@ fn owned_by(kind: &str, name: &str, uid: &str) -> Value {
 }
 
 /// Uid of the owner of the state's claim.
-fn owner(rig: &Rig, name: &str) -> Option<String> {
-    let claim = rig.server.get(CLAIMS, NAMESPACE, &format!("{name}-state"))?;
+fn owner(harness: &ControllerHarness, name: &str) -> Option<String> {
+    let claim = harness.server.get(CLAIMS, NAMESPACE, &format!("{name}-state"))?;
     Some(claim["metadata"]["ownerReferences"][0]["uid"].as_str()?.into())
 }
 
-fn pod_ready(rig: &Rig, name: &str) -> String {
-    rig.condition(name, "PodReady").unwrap().1
+fn pod_ready(harness: &ControllerHarness, name: &str) -> String {
+    harness.condition(name, "PodReady").unwrap().1
 }
 
 /// No node takes the pod.
-fn unschedulable(rig: &Rig, name: &str) {
+fn unschedulable(harness: &ControllerHarness, name: &str) {
     let why = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no claim" });
     let meta = json!({ "name": name, "namespace": NAMESPACE });
-    rig.server.put(
+    harness.server.put(
         PODS,
         json!({ "metadata": meta, "status": { "phase": "Pending", "conditions": [why] } }),
     );
 }
 
 /// The pod ended for good.
-fn evict(rig: &Rig, name: &str) {
+fn evict(harness: &ControllerHarness, name: &str) {
     let meta = json!({ "name": name, "namespace": NAMESPACE });
-    rig.server.put(
+    harness.server.put(
         PODS,
         json!({ "metadata": meta, "status": { "phase": "Failed", "reason": "Evicted", "conditions": [] } }),
     );
@@ -83,109 +83,110 @@ fn evict(rig: &Rig, name: &str) {
 async fn an_agent_made_again_waits_until_the_claim_of_the_one_before_is_gone() {
     let terminating = json!({ "deletionTimestamp": "2026-11-22T14:00:00Z" });
     for metadata in [owned_by("Agent", "coast", "earlier"), terminating] {
-        let rig = Rig::start().await;
-        put_claim(&rig, "coast-state", metadata);
-        rig.apply("coast", &json!({}));
-        rig.pass(5).await;
-        assert_eq!(rig.pod("coast"), None, "it would start on the journal of another");
-        assert_eq!(pod_ready(&rig, "coast"), "ClaimEnding");
-        assert_eq!(rig.ready("coast"), ("False".into(), "ClaimEnding".into()));
-        assert_eq!(rig.condition("coast", "Reconciling").unwrap().0, "True");
-        rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
-        rig.pass(31).await;
-        assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
-        rig.come_up("coast").await;
-        assert_eq!(rig.ready("coast").0, "True");
+        let harness = ControllerHarness::start().await;
+        put_claim(&harness, "coast-state", metadata);
+        harness.apply("coast", &json!({}));
+        harness.pass(5).await;
+        assert_eq!(harness.pod("coast"), None, "it would start on the journal of another");
+        assert_eq!(pod_ready(&harness, "coast"), "ClaimEnding");
+        assert_eq!(harness.ready("coast"), ("False".into(), "ClaimEnding".into()));
+        assert_eq!(harness.condition("coast", "Reconciling").unwrap().0, "True");
+        harness.server.delete(CLAIMS, NAMESPACE, "coast-state");
+        harness.pass(31).await;
+        assert_eq!(owner(&harness, "coast"), harness.agent("coast").metadata.uid);
+        harness.come_up("coast").await;
+        assert_eq!(harness.ready("coast").0, "True");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_of_something_else_needs_a_person_and_is_never_used() {
-    let rig = Rig::start().await;
-    put_claim(&rig, "coast-state", owned_by("StatefulSet", "database", "x"));
-    put_claim(&rig, "plain-state", json!({}));
-    put_claim(&rig, "database-state", json!({ "labels": { "app": "database" } }));
-    rig.apply("coast", &json!({}));
-    rig.apply("plain", &json!({}));
-    rig.apply("database", &json!({ "storage": { "retentionPolicy": "Retain" } }));
-    rig.pass(3).await;
+    let harness = ControllerHarness::start().await;
+    put_claim(&harness, "coast-state", owned_by("StatefulSet", "database", "x"));
+    put_claim(&harness, "plain-state", json!({}));
+    put_claim(&harness, "database-state", json!({ "labels": { "app": "database" } }));
+    harness.apply("coast", &json!({}));
+    harness.apply("plain", &json!({}));
+    harness.apply("database", &json!({ "storage": { "retentionPolicy": "Retain" } }));
+    harness.pass(3).await;
     for name in ["coast", "plain", "database"] {
-        assert_eq!(rig.pod(name), None);
-        assert_eq!(pod_ready(&rig, name), "ClaimForeign");
-        assert_eq!(rig.condition(name, "Stalled").unwrap().1, "ClaimForeign");
+        assert_eq!(harness.pod(name), None);
+        assert_eq!(pod_ready(&harness, name), "ClaimForeign");
+        assert_eq!(harness.condition(name, "Stalled").unwrap().1, "ClaimForeign");
     }
-    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
-    rig.pass(31).await;
-    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
-    assert!(rig.pod("coast").is_some());
+    harness.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    harness.pass(31).await;
+    assert_eq!(owner(&harness, "coast"), harness.agent("coast").metadata.uid);
+    assert!(harness.pod("coast").is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_retained_claim_is_taken_up() {
-    let rig = Rig::start().await;
+    let harness = ControllerHarness::start().await;
     put_claim(
-        &rig,
+        &harness,
         "coast-state",
         json!({ "labels": { "agentloop.dev/agent": "coast" } }),
     );
-    rig.bring_up("coast", &json!({ "storage": { "retentionPolicy": "Retain" } }))
+    harness
+        .bring_up("coast", &json!({ "storage": { "retentionPolicy": "Retain" } }))
         .await;
-    assert_eq!(rig.ready("coast").0, "True");
-    assert_eq!(rig.server.list(CLAIMS).len(), 1);
+    assert_eq!(harness.ready("coast").0, "True");
+    assert_eq!(harness.server.list(CLAIMS).len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_pod_gets_a_new_claim_for_one_that_was_deleted() {
-    let rig = Rig::start().await;
-    rig.apply("coast", &json!({}));
-    rig.settle().await;
-    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
-    unschedulable(&rig, "coast");
-    rig.settle().await;
-    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
-    assert_eq!(rig.live_pod("coast").epoch, 1);
+    let harness = ControllerHarness::start().await;
+    harness.apply("coast", &json!({}));
+    harness.settle().await;
+    harness.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    unschedulable(&harness, "coast");
+    harness.settle().await;
+    assert_eq!(owner(&harness, "coast"), harness.agent("coast").metadata.uid);
+    assert_eq!(harness.live_pod("coast").epoch, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_pod_does_not_start_on_a_claim_that_became_another() {
-    let rig = Rig::start().await;
-    rig.apply("coast", &json!({}));
-    rig.settle().await;
-    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
-    put_claim(&rig, "coast-state", owned_by("Agent", "coast", "earlier"));
-    unschedulable(&rig, "coast");
-    rig.pass(3).await;
-    assert_eq!(rig.pod("coast"), None);
-    assert_eq!(pod_ready(&rig, "coast"), "ClaimEnding");
-    rig.server.delete(CLAIMS, NAMESPACE, "coast-state");
-    rig.pass(31).await;
-    assert_eq!(rig.live_pod("coast").epoch, 2);
-    assert_eq!(owner(&rig, "coast"), rig.agent("coast").metadata.uid);
+    let harness = ControllerHarness::start().await;
+    harness.apply("coast", &json!({}));
+    harness.settle().await;
+    harness.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    put_claim(&harness, "coast-state", owned_by("Agent", "coast", "earlier"));
+    unschedulable(&harness, "coast");
+    harness.pass(3).await;
+    assert_eq!(harness.pod("coast"), None);
+    assert_eq!(pod_ready(&harness, "coast"), "ClaimEnding");
+    harness.server.delete(CLAIMS, NAMESPACE, "coast-state");
+    harness.pass(31).await;
+    assert_eq!(harness.live_pod("coast").epoch, 2);
+    assert_eq!(owner(&harness, "coast"), harness.agent("coast").metadata.uid);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_workspace_is_no_claim_that_was_created_for_another_agent() {
-    let rig = Rig::start().await;
-    rig.apply("other", &json!({}));
-    rig.settle().await;
-    rig.apply("coast", &json!({ "workspace": { "claimName": "other-state" } }));
-    rig.pass(6).await;
-    assert_eq!(rig.pod("coast"), None);
-    let found = rig.condition("coast", "Accepted").unwrap();
+    let harness = ControllerHarness::start().await;
+    harness.apply("other", &json!({}));
+    harness.settle().await;
+    harness.apply("coast", &json!({ "workspace": { "claimName": "other-state" } }));
+    harness.pass(6).await;
+    assert_eq!(harness.pod("coast"), None);
+    let found = harness.condition("coast", "Accepted").unwrap();
     assert_eq!(found, ("False".into(), "VolumeClaimInUse".into()));
 }
 
 /// A claim of a `StatefulSet` has no owner by default and looks like one that a user created.
 #[tokio::test(start_paused = true)]
 async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
-    let rig = Rig::start().await;
-    put_claim(&rig, "data-db-0", json!({ "labels": { "app": "db" } }));
-    put_claim(&rig, "owned", owned_by("StatefulSet", "database", "x"));
+    let harness = ControllerHarness::start().await;
+    put_claim(&harness, "data-db-0", json!({ "labels": { "app": "db" } }));
+    put_claim(&harness, "owned", owned_by("StatefulSet", "database", "x"));
     for claim in ["data-db-0", "owned"] {
-        rig.apply("coast", &json!({ "workspace": { "claimName": claim } }));
-        rig.pass(6).await;
-        assert_eq!(rig.pod("coast"), None);
-        let conditions = rig.status("coast").conditions;
+        harness.apply("coast", &json!({ "workspace": { "claimName": claim } }));
+        harness.pass(6).await;
+        assert_eq!(harness.pod("coast"), None);
+        let conditions = harness.status("coast").conditions;
         let accepted = conditions.into_iter().find(|c| c.type_ == "Accepted").unwrap();
         assert_eq!(
             (accepted.status.as_str(), accepted.reason.as_str()),
@@ -200,13 +201,13 @@ async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
         );
     }
     put_claim(
-        &rig,
+        &harness,
         "owned",
         json!({ "labels": { "agentloop.dev/workspace": "true" } }),
     );
-    rig.pass(31).await;
-    assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
-    assert!(rig.pod("coast").is_some(), "the label is enough");
+    harness.pass(31).await;
+    assert_eq!(harness.condition("coast", "Accepted").unwrap().0, "True");
+    assert!(harness.pod("coast").is_some(), "the label is enough");
 }
 
 /// An API server's history of changes is short: a client that was cut off for longer must list again, and the list does not say
@@ -214,82 +215,83 @@ async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_went_while_the_watch_was_cut_off_is_made_again() {
     for ended in [true, false] {
-        let rig = Rig::start().await;
-        rig.bring_up("coast", &json!({})).await;
-        rig.server.deafen_to_deletions(PODS);
+        let harness = ControllerHarness::start().await;
+        harness.bring_up("coast", &json!({})).await;
+        harness.server.deafen_to_deletions(PODS);
         if ended {
             // The controller itself deletes the evicted pod, and gets no event of its end.
-            evict(&rig, "coast");
+            evict(&harness, "coast");
         } else {
-            rig.server.finish_pod(NAMESPACE, "coast");
+            harness.server.finish_pod(NAMESPACE, "coast");
         }
-        rig.pass(1).await;
-        assert_eq!(rig.pod("coast"), None);
-        rig.server.expire(PODS);
-        rig.pass(5).await;
-        assert_eq!(rig.live_pod("coast").epoch, 2, "ended: {ended}");
+        harness.pass(1).await;
+        assert_eq!(harness.pod("coast"), None);
+        harness.server.expire(PODS);
+        harness.pass(5).await;
+        assert_eq!(harness.live_pod("coast").epoch, 2, "ended: {ended}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_became_of_a_pod_while_the_watch_was_cut_off_is_shown() {
-    let rig = Rig::start().await;
-    rig.apply("coast", &json!({}));
-    rig.settle().await;
-    rig.pass(16).await;
-    rig.server.deafen(PODS);
-    unschedulable(&rig, "coast");
-    rig.pass(16).await;
-    assert_eq!(pod_ready(&rig, "coast"), "Starting");
-    rig.server.expire(PODS);
-    rig.pass(16).await;
-    assert_eq!(pod_ready(&rig, "coast"), "Unschedulable");
+    let harness = ControllerHarness::start().await;
+    harness.apply("coast", &json!({}));
+    harness.settle().await;
+    harness.pass(16).await;
+    harness.server.deafen(PODS);
+    unschedulable(&harness, "coast");
+    harness.pass(16).await;
+    assert_eq!(pod_ready(&harness, "coast"), "Starting");
+    harness.server.expire(PODS);
+    harness.pass(16).await;
+    assert_eq!(pod_ready(&harness, "coast"), "Unschedulable");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_came_and_went_before_its_creation_was_answered_is_made_again() {
-    let rig = Rig::start().await;
-    rig.bring_up("earlier", &json!({})).await;
-    rig.apply("coast", &json!({}));
-    rig.server.set_slow(Duration::from_secs(2));
-    while rig.pod("coast").is_none() {
-        rig.settle().await;
+    let harness = ControllerHarness::start().await;
+    harness.bring_up("earlier", &json!({})).await;
+    harness.apply("coast", &json!({}));
+    harness.server.set_slow(Duration::from_secs(2));
+    while harness.pod("coast").is_none() {
+        harness.settle().await;
     }
-    rig.server.delete(PODS, NAMESPACE, "coast");
-    rig.server.set_slow(Duration::ZERO);
-    assert_eq!(rig.pod("coast"), None);
-    rig.pass(10).await;
-    assert_eq!(rig.live_pod("coast").epoch, 2);
+    harness.server.delete(PODS, NAMESPACE, "coast");
+    harness.server.set_slow(Duration::ZERO);
+    assert_eq!(harness.pod("coast"), None);
+    harness.pass(10).await;
+    assert_eq!(harness.live_pod("coast").epoch, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn agents_are_shown_once_agents_and_pods_are_listed() {
     for resource in [AGENTS, PODS] {
-        let mut rig = Rig::start().await;
-        rig.bring_up("coast", &json!({})).await;
-        rig.shut_down().await;
-        rig.server.set_closed(resource, true);
-        rig.boot().await;
-        rig.pass(10).await;
-        let shown = |rig: &Rig| {
-            rig.running()
+        let mut harness = ControllerHarness::start().await;
+        harness.bring_up("coast", &json!({})).await;
+        harness.shut_down().await;
+        harness.server.set_closed(resource, true);
+        harness.boot().await;
+        harness.pass(10).await;
+        let shown = |harness: &ControllerHarness| {
+            harness
+                .running()
                 .observer
                 .view
                 .lock()
                 .unwrap()
                 .contains(&agent_key("coast"))
         };
-        assert!(!shown(&rig), "{resource}");
-        rig.server.set_closed(resource, false);
-        rig.pass(40).await;
-        assert!(shown(&rig), "{resource}");
+        assert!(!shown(&harness), "{resource}");
+        harness.server.set_closed(resource, false);
+        harness.pass(40).await;
+        assert!(shown(&harness), "{resource}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_followed() {
-    let mut rig = Rig::start().await;
-    rig.server.put(
+    let mut harness = ControllerHarness::start().await;
+    harness.server.put(
         "agentloop.dev/agentbudgets",
         json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget",
@@ -297,61 +299,66 @@ async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_
             "spec": { "selector": {}, "window": { "rolling": { "seconds": 3600 } }, "limits": { "tokens": 1000 } },
         }),
     );
-    rig.bring_up("coast", &json!({ "budgetRefs": [{ "name": "team" }] }))
+    harness
+        .bring_up("coast", &json!({ "budgetRefs": [{ "name": "team" }] }))
         .await;
-    rig.apply("lost", &json!({ "budgetRefs": [{ "name": "absent" }] }));
-    rig.pass(20).await;
-    let before = rig.status("coast");
+    harness.apply("lost", &json!({ "budgetRefs": [{ "name": "absent" }] }));
+    harness.pass(20).await;
+    let before = harness.status("coast");
     assert_eq!(before.budgets.len(), 1, "{before:?}");
-    assert_eq!(rig.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
-    rig.shut_down().await;
+    assert_eq!(harness.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
+    harness.shut_down().await;
 
-    rig.server.set_closed("agentloop.dev/agentbudgets", true);
-    rig.boot().await;
+    harness.server.set_closed("agentloop.dev/agentbudgets", true);
+    harness.boot().await;
     // The first pass waits so long for the budgets.
-    rig.pass(20).await;
-    rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
-    rig.pass(40).await;
-    assert_eq!(rig.status("coast").budgets, before.budgets);
-    assert_eq!(rig.condition("coast", "Accepted").unwrap().0, "True");
-    assert_eq!(rig.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
-    assert_eq!(rig.pod("lost"), None);
-    rig.apply("coast", &json!({ "budgetRefs": [{ "name": "team" }], "suspend": true }));
-    rig.pass(5).await;
-    assert!(rig.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
+    harness.pass(20).await;
+    harness.report("coast", in_state(LoopState::Running), LoopUsage::default());
+    harness.pass(40).await;
+    assert_eq!(harness.status("coast").budgets, before.budgets);
+    assert_eq!(harness.condition("coast", "Accepted").unwrap().0, "True");
+    assert_eq!(harness.condition("lost", "Accepted").unwrap().1, "BudgetNotFound");
+    assert_eq!(harness.pod("lost"), None);
+    harness.apply("coast", &json!({ "budgetRefs": [{ "name": "team" }], "suspend": true }));
+    harness.pass(5).await;
+    assert!(harness.pod("coast").unwrap()["metadata"]["deletionTimestamp"].is_string());
 
-    rig.server.set_closed("agentloop.dev/agentbudgets", false);
-    rig.apply("lost", &json!({ "budgetRefs": [{ "name": "team" }] }));
-    rig.pass(40).await;
-    assert!(rig.pod("lost").is_some());
+    harness.server.set_closed("agentloop.dev/agentbudgets", false);
+    harness.apply("lost", &json!({ "budgetRefs": [{ "name": "team" }] }));
+    harness.pass(40).await;
+    assert!(harness.pod("lost").is_some());
 }
 
 /// A leader that was frozen long enough is replaced, and continues for a moment with what it knew.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_was_replaced_writes_nothing_over_what_its_successor_wrote() {
-    let rig = Rig::start().await;
-    rig.bring_up("coast", &json!({})).await;
-    rig.pass(20).await;
-    rig.server.deafen(AGENTS);
+    let harness = ControllerHarness::start().await;
+    harness.bring_up("coast", &json!({})).await;
+    harness.pass(20).await;
+    harness.server.deafen(AGENTS);
     let meta = json!({ "name": "coast", "namespace": NAMESPACE });
     let newer = json!({ "metadata": meta, "status": { "usage": { "calls": 50 } } });
-    rig.server.put(AGENTS, newer);
-    rig.report("coast", in_state(LoopState::Paused), usage(7));
-    rig.pass(20).await;
-    assert_eq!(rig.status("coast").usage.unwrap().calls, 50);
-    assert_eq!(rig.state("coast"), LoopState::Running, "nothing of it is written");
+    harness.server.put(AGENTS, newer);
+    harness.report("coast", in_state(LoopState::Paused), usage(7));
+    harness.pass(20).await;
+    assert_eq!(harness.status("coast").usage.unwrap().calls, 50);
+    assert_eq!(harness.state("coast"), LoopState::Running, "nothing of it is written");
     // It was not replaced after all.
-    rig.server.expire(AGENTS);
-    rig.pass(20).await;
-    assert_eq!(rig.status("coast").usage.unwrap().calls, 50, "totals never step back");
-    assert_eq!(rig.state("coast"), LoopState::Paused);
+    harness.server.expire(AGENTS);
+    harness.pass(20).await;
+    assert_eq!(
+        harness.status("coast").usage.unwrap().calls,
+        50,
+        "totals never step back"
+    );
+    assert_eq!(harness.state("coast"), LoopState::Paused);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer_reaches_the_pod_through_the_next_one()
 {
-    let mut rig = Rig::start().await;
-    rig.bring_up("coast", &json!({})).await;
+    let mut harness = ControllerHarness::start().await;
+    harness.bring_up("coast", &json!({})).await;
     let gate = |id: &str| -> Gate {
         let gate = json!({
             "id": id, "kind": "ToolCallNeedsApproval", "tool": "bank__pay", "argumentsHash": format!("hash-of-{id}"),
@@ -361,16 +368,16 @@ async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer
     };
     let mut waits = in_state(LoopState::Paused);
     waits.gates = vec![gate("first"), gate("second")];
-    rig.report("coast", waits.clone(), LoopUsage::default());
-    rig.pass(20).await;
-    assert_eq!(rig.status("coast").gates, waits.gates);
+    harness.report("coast", waits.clone(), LoopUsage::default());
+    harness.pass(20).await;
+    assert_eq!(harness.status("coast").gates, waits.gates);
 
-    rig.kill().await;
-    rig.annotate("coast", "agentloop.dev/deny", "second");
-    rig.boot().await;
-    rig.pass(20).await;
+    harness.kill().await;
+    harness.annotate("coast", "agentloop.dev/deny", "second");
+    harness.boot().await;
+    harness.pass(20).await;
     assert_eq!(
-        rig.status("coast").gates,
+        harness.status("coast").gates,
         waits.gates,
         "as long as the pod says nothing"
     );
@@ -378,19 +385,20 @@ async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer
         answer: GateVerdict::Approve,
         arguments_hash: "hash-of-first".into(),
     };
-    let recorder = GateAnswerRecorder::new(rig.server.client());
+    let recorder = GateAnswerRecorder::new(harness.server.client());
     let answered = recorder
-        .record(&agent_key("coast"), ("first", &body), "ann", (rig.clock)())
+        .record(&agent_key("coast"), ("first", &body), "ann", (harness.clock)())
         .await;
     assert_eq!(answered.unwrap().by.as_deref(), Some("ann"));
 
-    rig.report("coast", waits, LoopUsage::default());
-    rig.settle().await;
+    harness.report("coast", waits, LoopUsage::default());
+    harness.settle().await;
     let given = || {
-        let attached = rig
-            .running()
-            .loops
-            .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)());
+        let attached =
+            harness
+                .running()
+                .loops
+                .attach(&agent_key("coast"), &harness.live_pod("coast"), (harness.clock)());
         let directives = attached.unwrap().1;
         let answers = directives.borrow().gate_answers.clone();
         answers
@@ -402,41 +410,42 @@ async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer
     let expected =
         expected.map(|(id, approved, by)| (id.to_owned(), format!("hash-of-{id}"), approved, by.map(str::to_owned)));
     assert_eq!(given(), expected);
-    rig.report("coast", in_state(LoopState::Running), LoopUsage::default());
-    rig.pass(20).await;
-    assert_eq!(rig.status("coast").gates, []);
+    harness.report("coast", in_state(LoopState::Running), LoopUsage::default());
+    harness.pass(20).await;
+    assert_eq!(harness.status("coast").gates, []);
     // They leave with the next reconcile.
-    rig.annotate("coast", "agentloop.dev/wake", "later");
-    rig.settle().await;
+    harness.annotate("coast", "agentloop.dev/wake", "later");
+    harness.settle().await;
     assert_eq!(given(), []);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_field_that_the_api_server_does_not_keep_is_not_written_again_and_again() {
-    let rig = Rig::start().await;
-    rig.bring_up("coast", &json!({})).await;
-    rig.pass(20).await;
-    rig.server.prune("usage");
-    rig.server.take_calls();
+    let harness = ControllerHarness::start().await;
+    harness.bring_up("coast", &json!({})).await;
+    harness.pass(20).await;
+    harness.server.prune("usage");
+    harness.server.take_calls();
     for _ in 0..8 {
-        rig.report("coast", in_state(LoopState::Running), usage(7));
-        rig.annotate("coast", "agentloop.dev/wake", &format!("{:?}", (rig.clock)()));
-        rig.pass(20).await;
+        harness.report("coast", in_state(LoopState::Running), usage(7));
+        harness.annotate("coast", "agentloop.dev/wake", &format!("{:?}", (harness.clock)()));
+        harness.pass(20).await;
     }
-    let writes = rig.server.take_writes().len();
+    let writes = harness.server.take_writes().len();
     assert!(writes <= 2, "{writes} writes of the same");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_without_a_volume_says_that_its_state_is_lost_with_its_pod() {
-    let rig = Rig::start().await;
-    rig.bring_up("short", &json!({ "storage": { "ephemeral": true } }))
+    let harness = ControllerHarness::start().await;
+    harness
+        .bring_up("short", &json!({ "storage": { "ephemeral": true } }))
         .await;
-    rig.bring_up("long", &json!({})).await;
-    let said = rig.condition("short", "Durable");
+    harness.bring_up("long", &json!({})).await;
+    let said = harness.condition("short", "Durable");
     assert_eq!(said, Some(("False".into(), "Ephemeral".into())));
-    assert_eq!(rig.condition("long", "Durable"), None);
-    assert_eq!(rig.ready("short").0, "True", "nobody has to do anything about it");
+    assert_eq!(harness.condition("long", "Durable"), None);
+    assert_eq!(harness.ready("short").0, "True", "nobody has to do anything about it");
 }
 
 #[tokio::test]

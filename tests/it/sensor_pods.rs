@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::sensors::{on_a_real_server, sensors_of, until};
-use crate::support::rig::{NAMESPACE, Rig, agent_key};
+use crate::support::harness::{ControllerHarness, NAMESPACE, agent_key};
 
 const SENSORS: &str = "agentloop.dev/sensors";
 const SETS: &str = "apps/statefulsets";
@@ -37,7 +37,7 @@ fn source_of(kind: &str) -> Value {
     }
 }
 
-fn put(rig: &Rig, name: &str, source: &str, spec: &Value) -> Sensor {
+fn put(harness: &ControllerHarness, name: &str, source: &str, spec: &Value) -> Sensor {
     let mut whole = json!({"agentNames": ["coast"], "source": source_of(source)});
     for (field, value) in spec.as_object().unwrap() {
         whole[field] = value.clone();
@@ -46,7 +46,7 @@ fn put(rig: &Rig, name: &str, source: &str, spec: &Value) -> Sensor {
     let kinds = ["schedule", "poll", "stream", "webhook"];
     for kind in kinds {
         let kept = whole["source"].get(kind).is_some();
-        if !kept && rig.server.get(SENSORS, NAMESPACE, name).is_some() {
+        if !kept && harness.server.get(SENSORS, NAMESPACE, name).is_some() {
             whole["source"][kind] = Value::Null;
         }
     }
@@ -54,23 +54,23 @@ fn put(rig: &Rig, name: &str, source: &str, spec: &Value) -> Sensor {
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor",
         "metadata": {"name": name, "namespace": NAMESPACE}, "spec": whole,
     });
-    serde_json::from_value(rig.server.put(SENSORS, object)).unwrap()
+    serde_json::from_value(harness.server.put(SENSORS, object)).unwrap()
 }
 
-fn put_secret(rig: &Rig, name: &str, key: &str) {
-    rig.server.put(
+fn put_secret(harness: &ControllerHarness, name: &str, key: &str) {
+    harness.server.put(
         "/secrets",
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: "czNjcjN0"}}),
     );
 }
 
-fn status(rig: &Rig, name: &str) -> SensorStatus {
-    let sensor: Sensor = serde_json::from_value(rig.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
+fn status(harness: &ControllerHarness, name: &str) -> SensorStatus {
+    let sensor: Sensor = serde_json::from_value(harness.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
     sensor.status.unwrap_or_default()
 }
 
-fn says(rig: &Rig, name: &str, type_: &str) -> (String, String) {
-    let status = status(rig, name);
+fn says(harness: &ControllerHarness, name: &str, type_: &str) -> (String, String) {
+    let status = status(harness, name);
     let held = status.conditions.iter().find(|held| held.type_ == type_);
     held.map_or_else(Default::default, |held| (held.status.clone(), held.reason.clone()))
 }
@@ -79,21 +79,21 @@ fn is(status: &str, reason: &str) -> (String, String) {
     (status.into(), reason.into())
 }
 
-fn set(rig: &Rig, name: &str) -> Option<Value> {
-    rig.server.get(SETS, NAMESPACE, &format!("{name}-sensor"))
+fn set(harness: &ControllerHarness, name: &str) -> Option<Value> {
+    harness.server.get(SETS, NAMESPACE, &format!("{name}-sensor"))
 }
 
-fn service(rig: &Rig, name: &str) -> Option<Value> {
-    rig.server.get(SERVICES, NAMESPACE, &format!("{name}-webhook"))
+fn service(harness: &ControllerHarness, name: &str) -> Option<Value> {
+    harness.server.get(SERVICES, NAMESPACE, &format!("{name}-webhook"))
 }
 
 /// What the cluster does for a set: its pod is there and runs. The pod's uid.
-fn run_pod(rig: &Rig, name: &str, owner: &str) -> PodIdentity {
+fn run_pod(harness: &ControllerHarness, name: &str, owner: &str) -> PodIdentity {
     let container = json!({
         "name": "sensor", "image": "agentloop:test", "imageID": "", "ready": true, "restartCount": 0,
         "state": {"running": {"startedAt": "2026-11-22T14:00:00Z"}},
     });
-    let pod = rig.server.put(
+    let pod = harness.server.put(
         "/pods",
         json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -118,16 +118,16 @@ fn uid(object: &Value) -> String {
 }
 
 /// From nothing to a pod that may speak.
-async fn bring_up(rig: &Rig, name: &str, source: &str) -> (Sensor, PodIdentity) {
-    let sensor = put(rig, name, source, &json!({}));
-    rig.settle().await;
-    let pod = run_pod(rig, name, &uid(&set(rig, name).expect("no set")));
-    rig.settle().await;
+async fn bring_up(harness: &ControllerHarness, name: &str, source: &str) -> (Sensor, PodIdentity) {
+    let sensor = put(harness, name, source, &json!({}));
+    harness.settle().await;
+    let pod = run_pod(harness, name, &uid(&set(harness, name).expect("no set")));
+    harness.settle().await;
     (sensor, pod)
 }
 
-fn told(rig: &Rig, pod: &PodIdentity) -> SensorDirectives {
-    rig.running().relay.attach(pod).unwrap().borrow().clone()
+fn told(harness: &ControllerHarness, pod: &PodIdentity) -> SensorDirectives {
+    harness.running().relay.attach(pod).unwrap().borrow().clone()
 }
 
 fn report(sensor: &Sensor, events: i64) -> SensorPodReport {
@@ -151,30 +151,31 @@ fn report(sensor: &Sensor, events: i64) -> SensorPodReport {
     }
 }
 
-fn say(rig: &Rig, pod: &PodIdentity, report: SensorPodReport) {
-    rig.running().relay.report(pod, report).unwrap();
+fn say(harness: &ControllerHarness, pod: &PodIdentity, report: SensorPodReport) {
+    harness.running().relay.report(pod, report).unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
-    put_secret(&rig, "hooks", "main");
-    rig.server.take_writes();
-    let sensor = put(&rig, "hook", "webhook", &json!({}));
-    rig.settle().await;
-    let made = rig.server.take_writes();
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
+    put_secret(&harness, "hooks", "main");
+    harness.server.take_writes();
+    let sensor = put(&harness, "hook", "webhook", &json!({}));
+    harness.settle().await;
+    let made = harness.server.take_writes();
     for object in ["serviceaccounts", "services", "apps/statefulsets", "networkpolicies"] {
         let wrote = made.iter().filter(|write| write.ends_with(object)).count();
         assert_eq!(wrote, 1, "{object}: {made:?}");
     }
     let policy = || {
-        rig.server
+        harness
+            .server
             .get("networking.k8s.io/networkpolicies", NAMESPACE, "hook-sensor")
     };
     for object in [
-        set(&rig, "hook").unwrap(),
-        service(&rig, "hook").unwrap(),
+        set(&harness, "hook").unwrap(),
+        service(&harness, "hook").unwrap(),
         policy().unwrap(),
     ] {
         let owner = &object["metadata"]["ownerReferences"][0];
@@ -182,8 +183,8 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
         assert_eq!(owner["controller"], true);
     }
     // Neither pod of this test reports again: both are reported as silent, once.
-    rig.pass(120).await;
-    let mut silent = rig.server.take_writes();
+    harness.pass(120).await;
+    let mut silent = harness.server.take_writes();
     silent.sort();
     assert_eq!(
         silent,
@@ -192,172 +193,183 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
             "patch agentloop.dev/sensors/status"
         ]
     );
-    rig.pass(60).await;
-    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+    harness.pass(60).await;
+    assert_eq!(harness.server.take_writes(), [""; 0], "at rest");
 
     // Receivers alone change nothing in the cluster; a rule does.
-    put(&rig, "hook", "webhook", &json!({"agentNames": ["coast", "other"]}));
-    rig.settle().await;
-    let writes = rig.server.take_writes();
+    put(&harness, "hook", "webhook", &json!({"agentNames": ["coast", "other"]}));
+    harness.settle().await;
+    let writes = harness.server.take_writes();
     assert!(
         writes.iter().all(|write| write.ends_with("sensors/status")),
         "{writes:?}"
     );
-    put(&rig, "hook", "webhook", &json!({"limits": {"perMinute": 7}}));
-    rig.settle().await;
-    assert!(rig.server.take_writes().contains(&"patch apps/statefulsets".into()));
+    put(&harness, "hook", "webhook", &json!({"limits": {"perMinute": 7}}));
+    harness.settle().await;
+    assert!(harness.server.take_writes().contains(&"patch apps/statefulsets".into()));
 
-    put(&rig, "hook", "schedule", &json!({}));
-    rig.pass(6).await;
-    assert_eq!((set(&rig, "hook"), service(&rig, "hook"), policy()), (None, None, None));
-    assert_eq!(status(&rig, "hook").r#type.unwrap().as_ref(), "Schedule");
-    put(&rig, "hook", "poll", &json!({}));
-    rig.settle().await;
-    assert!(set(&rig, "hook").is_some() && service(&rig, "hook").is_none());
+    put(&harness, "hook", "schedule", &json!({}));
+    harness.pass(6).await;
+    assert_eq!(
+        (set(&harness, "hook"), service(&harness, "hook"), policy()),
+        (None, None, None)
+    );
+    assert_eq!(status(&harness, "hook").r#type.unwrap().as_ref(), "Schedule");
+    put(&harness, "hook", "poll", &json!({}));
+    harness.settle().await;
+    assert!(set(&harness, "hook").is_some() && service(&harness, "hook").is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_deletes_is_made_again_and_all_goes_with_the_sensor() {
-    let rig = Rig::start_with_sensors().await;
-    put_secret(&rig, "hooks", "main");
-    let (_, pod) = bring_up(&rig, "hook", "webhook").await;
-    rig.server.delete(SERVICES, NAMESPACE, "hook-webhook");
-    rig.settle().await;
-    assert!(service(&rig, "hook").is_some());
-    let before = uid(&set(&rig, "hook").unwrap());
-    rig.server.delete(SETS, NAMESPACE, "hook-sensor");
-    rig.settle().await;
-    assert_ne!(uid(&set(&rig, "hook").unwrap()), before);
-    rig.server.delete(SENSORS, NAMESPACE, "hook");
-    rig.settle().await;
-    assert_eq!((set(&rig, "hook"), service(&rig, "hook")), (None, None));
-    let refusal = rig.running().relay.attach(&pod).unwrap_err();
+    let harness = ControllerHarness::start_with_sensors().await;
+    put_secret(&harness, "hooks", "main");
+    let (_, pod) = bring_up(&harness, "hook", "webhook").await;
+    harness.server.delete(SERVICES, NAMESPACE, "hook-webhook");
+    harness.settle().await;
+    assert!(service(&harness, "hook").is_some());
+    let before = uid(&set(&harness, "hook").unwrap());
+    harness.server.delete(SETS, NAMESPACE, "hook-sensor");
+    harness.settle().await;
+    assert_ne!(uid(&set(&harness, "hook").unwrap()), before);
+    harness.server.delete(SENSORS, NAMESPACE, "hook");
+    harness.settle().await;
+    assert_eq!((set(&harness, "hook"), service(&harness, "hook")), (None, None));
+    let refusal = harness.running().relay.attach(&pod).unwrap_err();
     assert_eq!(refusal.code, RefusalCode::NotLeading);
 }
 
-fn policy(rig: &Rig, name: &str) -> Option<Value> {
+fn policy(harness: &ControllerHarness, name: &str) -> Option<Value> {
     let name = format!("{name}-sensor");
-    rig.server.get("networking.k8s.io/networkpolicies", NAMESPACE, &name)
+    harness
+        .server
+        .get("networking.k8s.io/networkpolicies", NAMESPACE, &name)
 }
 
 /// A webhook that listens and is at rest.
-async fn quiet_webhook() -> Rig {
-    let rig = Rig::start_with_sensors().await;
-    put_secret(&rig, "hooks", "main");
-    bring_up(&rig, "hook", "webhook").await;
+async fn quiet_webhook() -> ControllerHarness {
+    let harness = ControllerHarness::start_with_sensors().await;
+    put_secret(&harness, "hooks", "main");
+    bring_up(&harness, "hook", "webhook").await;
     // Its pod never reports, and is reported as silent.
-    rig.pass(60).await;
-    rig.server.take_writes();
-    rig
+    harness.pass(60).await;
+    harness.server.take_writes();
+    harness
 }
 
 /// A user changes an object of the webhook.
-async fn change(rig: &Rig, resource: &str, name: &str, change: &Value) {
+async fn change(harness: &ControllerHarness, resource: &str, name: &str, change: &Value) {
     let mut object = change.clone();
     object["metadata"]["name"] = name.into();
     object["metadata"]["namespace"] = NAMESPACE.into();
-    rig.server.put(resource, object);
-    rig.settle().await;
+    harness.server.put(resource, object);
+    harness.settle().await;
 }
 
 const POLICIES: &str = "networking.k8s.io/networkpolicies";
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_changes_is_put_right_and_what_he_adds_is_left() {
-    let rig = quiet_webhook().await;
-    let own = |rig: &Rig| {
-        let objects = [set(rig, "hook"), service(rig, "hook"), policy(rig, "hook")];
+    let harness = quiet_webhook().await;
+    let own = |harness: &ControllerHarness| {
+        let objects = [set(harness, "hook"), service(harness, "hook"), policy(harness, "hook")];
         objects.map(|object| object.unwrap()["spec"].clone())
     };
-    let before = own(&rig);
-    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
-    change(&rig, POLICIES, "hook-sensor", &json!({"spec": {"ingress": [{}]}})).await;
+    let before = own(&harness);
+    change(&harness, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    change(&harness, POLICIES, "hook-sensor", &json!({"spec": {"ingress": [{}]}})).await;
     let elsewhere = json!({"spec": {"selector": {"agentloop.dev/sensor": "another"}}});
-    change(&rig, SERVICES, "hook-webhook", &elsewhere).await;
-    assert_eq!(own(&rig), before);
+    change(&harness, SERVICES, "hook-webhook", &elsewhere).await;
+    assert_eq!(own(&harness), before);
     let mended = [
         "patch apps/statefulsets",
         "patch networking.k8s.io/networkpolicies",
         "patch /services",
     ];
-    assert_eq!(rig.server.take_writes(), mended);
+    assert_eq!(harness.server.take_writes(), mended);
     // A restart by hand, the mark of another tool, a status: none of it is what we applied.
     let restart =
         json!({"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}});
-    change(&rig, SETS, "hook-sensor", &restart).await;
+    change(&harness, SETS, "hook-sensor", &restart).await;
     change(
-        &rig,
+        &harness,
         SERVICES,
         "hook-webhook",
         &json!({"metadata": {"labels": {"team": "blue"}}}),
     )
     .await;
-    change(&rig, SETS, "hook-sensor", &json!({"status": {"replicas": 1}})).await;
-    rig.pass(60).await;
-    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+    change(&harness, SETS, "hook-sensor", &json!({"status": {"replicas": 1}})).await;
+    harness.pass(60).await;
+    assert_eq!(harness.server.take_writes(), [""; 0], "at rest");
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_changes_it_again_and_again_is_answered_every_half_a_minute() {
-    let rig = quiet_webhook().await;
+    let harness = quiet_webhook().await;
     for replicas in 0..60 {
-        change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": replicas * 2}})).await;
-        rig.pass(1).await;
+        change(
+            &harness,
+            SETS,
+            "hook-sensor",
+            &json!({"spec": {"replicas": replicas * 2}}),
+        )
+        .await;
+        harness.pass(1).await;
     }
-    let writes = rig.server.take_writes().len();
+    let writes = harness.server.take_writes().len();
     assert!((2..=3).contains(&writes), "{writes}");
-    rig.pass(31).await;
-    assert_eq!(set(&rig, "hook").unwrap()["spec"]["replicas"], 1);
+    harness.pass(31).await;
+    assert_eq!(set(&harness, "hook").unwrap()["spec"]["replicas"], 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_webhook_makes_of_what_is_applied_is_no_change() {
-    let mut rig = Rig::start_with_sensors().await;
-    rig.server.mutate(
+    let mut harness = ControllerHarness::start_with_sensors().await;
+    harness.server.mutate(
         SETS,
         json!({"metadata": {"labels": {"mesh": "on"}}, "spec": {"replicas": 2}}),
     );
-    put_secret(&rig, "hooks", "main");
-    bring_up(&rig, "hook", "webhook").await;
-    rig.pass(60).await;
-    rig.server.take_writes();
-    rig.pass(120).await;
-    assert_eq!(rig.server.take_writes(), [""; 0], "at rest");
+    put_secret(&harness, "hooks", "main");
+    bring_up(&harness, "hook", "webhook").await;
+    harness.pass(60).await;
+    harness.server.take_writes();
+    harness.pass(120).await;
+    assert_eq!(harness.server.take_writes(), [""; 0], "at rest");
     // A change by a user is one, and is corrected once.
-    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
-    rig.pass(60).await;
-    assert_eq!(rig.server.take_writes(), ["patch apps/statefulsets"]);
-    assert_eq!(set(&rig, "hook").unwrap()["spec"]["replicas"], 2);
-    rig.shut_down().await;
-    rig.boot_with_sensors().await;
-    rig.pass(60).await;
-    assert_eq!(sets_written(&rig), 0);
+    change(&harness, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    harness.pass(60).await;
+    assert_eq!(harness.server.take_writes(), ["patch apps/statefulsets"]);
+    assert_eq!(set(&harness, "hook").unwrap()["spec"]["replicas"], 2);
+    harness.shut_down().await;
+    harness.boot_with_sensors().await;
+    harness.pass(60).await;
+    assert_eq!(sets_written(&harness), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_somebody_changes_while_nobody_leads_is_put_right_by_the_next_leader() {
-    let mut rig = quiet_webhook().await;
-    rig.shut_down().await;
-    change(&rig, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
-    rig.server.take_writes();
-    rig.boot_with_sensors().await;
+    let mut harness = quiet_webhook().await;
+    harness.shut_down().await;
+    change(&harness, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
+    harness.server.take_writes();
+    harness.boot_with_sensors().await;
     assert_eq!(
         (
-            sets_written(&rig),
-            set(&rig, "hook").unwrap()["spec"]["replicas"].clone()
+            sets_written(&harness),
+            set(&harness, "hook").unwrap()["spec"]["replicas"].clone()
         ),
         (1, json!(1))
     );
-    rig.pass(60).await;
-    assert_eq!(sets_written(&rig), 0);
+    harness.pass(60).await;
+    assert_eq!(sets_written(&harness), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
-    let rig = Rig::start_with_sensors().await;
-    put(&rig, "hook", "webhook", &json!({}));
-    put(&rig, "page", "closed", &json!({}));
-    rig.settle().await;
+    let harness = ControllerHarness::start_with_sensors().await;
+    put(&harness, "hook", "webhook", &json!({}));
+    put(&harness, "page", "closed", &json!({}));
+    harness.settle().await;
     for (name, field) in [
         ("hook", "spec.source.webhook.secretKeyRef: Secret hooks does not exist"),
         (
@@ -365,131 +377,131 @@ async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
             "spec.source.poll.http.headersSecretRef: Secret keys does not exist",
         ),
     ] {
-        assert_eq!(says(&rig, name, "Accepted"), is("False", "SecretNotFound"));
-        assert_eq!(says(&rig, name, "Stalled"), is("True", "SecretNotFound"));
-        let status = status(&rig, name);
+        assert_eq!(says(&harness, name, "Accepted"), is("False", "SecretNotFound"));
+        assert_eq!(says(&harness, name, "Stalled"), is("True", "SecretNotFound"));
+        let status = status(&harness, name);
         let accepted = status.conditions.iter().find(|held| held.type_ == "Accepted").unwrap();
         assert!(accepted.message.starts_with(field), "{}", accepted.message);
-        assert_eq!((set(&rig, name), service(&rig, name)), (None, None));
+        assert_eq!((set(&harness, name), service(&harness, name)), (None, None));
     }
-    put_secret(&rig, "hooks", "another");
-    rig.pass(31).await;
-    let message = &status(&rig, "hook").conditions[0].message;
+    put_secret(&harness, "hooks", "another");
+    harness.pass(31).await;
+    let message = &status(&harness, "hook").conditions[0].message;
     assert!(message.contains("has no key main"), "{message}");
-    assert_eq!(set(&rig, "hook"), None);
-    put_secret(&rig, "hooks", "main");
-    put_secret(&rig, "keys", "Authorization");
-    rig.pass(31).await;
+    assert_eq!(set(&harness, "hook"), None);
+    put_secret(&harness, "hooks", "main");
+    put_secret(&harness, "keys", "Authorization");
+    harness.pass(31).await;
     for name in ["hook", "page"] {
-        assert!(set(&rig, name).is_some(), "{name}");
-        assert_eq!(says(&rig, name, "Accepted"), is("True", "Accepted"));
+        assert!(set(&harness, name).is_some(), "{name}");
+        assert_eq!(says(&harness, name, "Accepted"), is("True", "Accepted"));
         // Nothing starts a pod here, so none has spoken for half a minute.
-        assert_eq!(says(&rig, name, "Ready"), is("False", "Silent"));
-        assert_eq!(says(&rig, name, "Stalled"), is("", ""));
+        assert_eq!(says(&harness, name, "Ready"), is("False", "Silent"));
+        assert_eq!(says(&harness, name, "Stalled"), is("", ""));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_pod_of_the_set_speaks_and_nobody_else_and_is_told_who_receives() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
-    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
-    let directives = told(&rig, &pod);
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
+    let (sensor, pod) = bring_up(&harness, "page", "poll").await;
+    let directives = told(&harness, &pod);
     let terms = directives.terms.unwrap();
     assert_eq!((terms.uid, terms.generation), (sensor.uid().unwrap(), 1));
     let receivers = directives.receivers.unwrap();
     assert_eq!((receivers.len(), receivers[0].name.as_str()), (1, "coast"));
-    assert_eq!(receivers[0].uid, rig.agent("coast").uid().unwrap());
+    assert_eq!(receivers[0].uid, harness.agent("coast").uid().unwrap());
     // The worker does not run it as well.
-    let (_, level) = rig
+    let (_, level) = harness
         .running()
         .loops
-        .attach(&agent_key("coast"), &rig.live_pod("coast"), (rig.clock)())
+        .attach(&agent_key("coast"), &harness.live_pod("coast"), (harness.clock)())
         .unwrap();
     assert_eq!(level.borrow().sensors, Some(Vec::new()));
 
     // Another Agent comes; one goes.
-    rig.bring_up("other", &json!({})).await;
-    put(&rig, "page", "poll", &json!({"agentNames": ["coast", "other"]}));
-    rig.settle().await;
-    assert_eq!(told(&rig, &pod).receivers.unwrap().len(), 2);
-    rig.server.delete("agentloop.dev/agents", NAMESPACE, "coast");
-    rig.settle().await;
-    assert_eq!(told(&rig, &pod).receivers.unwrap()[0].name, "other");
+    harness.bring_up("other", &json!({})).await;
+    put(&harness, "page", "poll", &json!({"agentNames": ["coast", "other"]}));
+    harness.settle().await;
+    assert_eq!(told(&harness, &pod).receivers.unwrap().len(), 2);
+    harness.server.delete("agentloop.dev/agents", NAMESPACE, "coast");
+    harness.settle().await;
+    assert_eq!(told(&harness, &pod).receivers.unwrap()[0].name, "other");
 
     // A pod with the label and the name that is not of the set, as a user could make it.
-    rig.server.delete("/pods", NAMESPACE, "page-sensor-0");
-    let forged = run_pod(&rig, "page", "uid-of-nobody");
-    rig.settle().await;
-    assert!(rig.running().relay.attach(&forged).is_err());
+    harness.server.delete("/pods", NAMESPACE, "page-sensor-0");
+    let forged = run_pod(&harness, "page", "uid-of-nobody");
+    harness.settle().await;
+    assert!(harness.running().relay.attach(&forged).is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn suspended_its_pod_stays_to_deliver_and_hears_nothing_new() {
-    let rig = Rig::start_with_sensors().await;
-    let (_, pod) = bring_up(&rig, "page", "poll").await;
-    put(&rig, "page", "poll", &json!({"suspend": true}));
-    rig.settle().await;
-    assert!(told(&rig, &pod).terms.unwrap().spec.suspend);
-    assert!(set(&rig, "page").is_some());
-    assert_eq!(says(&rig, "page", "Connected"), is("False", "SuspendedBySpec"));
-    put(&rig, "page", "poll", &json!({"suspend": false}));
-    rig.settle().await;
-    assert!(!told(&rig, &pod).terms.unwrap().spec.suspend);
+    let harness = ControllerHarness::start_with_sensors().await;
+    let (_, pod) = bring_up(&harness, "page", "poll").await;
+    put(&harness, "page", "poll", &json!({"suspend": true}));
+    harness.settle().await;
+    assert!(told(&harness, &pod).terms.unwrap().spec.suspend);
+    assert!(set(&harness, "page").is_some());
+    assert_eq!(says(&harness, "page", "Connected"), is("False", "SuspendedBySpec"));
+    put(&harness, "page", "poll", &json!({"suspend": false}));
+    harness.settle().await;
+    assert!(!told(&harness, &pod).terms.unwrap().spec.suspend);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
-    let rig = Rig::start_with_sensors().await;
-    let (_, pod) = bring_up(&rig, "page", "poll").await;
-    let before = set(&rig, "page").unwrap();
+    let harness = ControllerHarness::start_with_sensors().await;
+    let (_, pod) = bring_up(&harness, "page", "poll").await;
+    let before = set(&harness, "page").unwrap();
     put(
-        &rig,
+        &harness,
         "page",
         "poll",
         &json!({"updates": [{"field": "a", "value": "payload.(("}], "task": {"prompt": "payload.(("}}),
     );
-    rig.settle().await;
-    assert_eq!(says(&rig, "page", "Accepted"), is("False", "InvalidSpec"));
-    let terms = told(&rig, &pod).terms.unwrap();
+    harness.settle().await;
+    assert_eq!(says(&harness, "page", "Accepted"), is("False", "InvalidSpec"));
+    let terms = told(&harness, &pod).terms.unwrap();
     assert!(terms.spec.suspend && terms.spec.updates.is_empty() && terms.spec.task.is_none());
     assert_eq!(
-        set(&rig, "page").unwrap(),
+        set(&harness, "page").unwrap(),
         before,
         "the pod is not replaced by one that could not start"
     );
     put(
-        &rig,
+        &harness,
         "page",
         "poll",
         &json!({"updates": [{"field": "a", "value": "payload"}], "task": null}),
     );
-    rig.settle().await;
-    let terms = told(&rig, &pod).terms.unwrap();
+    harness.settle().await;
+    let terms = told(&harness, &pod).terms.unwrap();
     assert!(!terms.spec.suspend && terms.spec.updates.len() == 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_object_of_another_owner_is_said_and_not_touched() {
-    let rig = Rig::start_with_sensors().await;
+    let harness = ControllerHarness::start_with_sensors().await;
     let theirs = json!({
         "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "page-sensor", "namespace": NAMESPACE},
         "spec": {"replicas": 3},
     });
-    let theirs = rig.server.put(SETS, theirs);
-    put(&rig, "page", "poll", &json!({}));
-    rig.settle().await;
-    assert_eq!(says(&rig, "page", "Connected"), is("False", "NameTaken"));
-    assert_eq!(says(&rig, "page", "Stalled"), is("True", "NameTaken"));
-    assert_eq!(set(&rig, "page").unwrap(), theirs);
-    rig.server.delete(SETS, NAMESPACE, "page-sensor");
-    rig.pass(31).await;
-    assert!(set(&rig, "page").is_some_and(|ours| ours["spec"]["replicas"] == 1));
-    assert_eq!(says(&rig, "page", "Connected"), is("Unknown", "Starting"));
+    let theirs = harness.server.put(SETS, theirs);
+    put(&harness, "page", "poll", &json!({}));
+    harness.settle().await;
+    assert_eq!(says(&harness, "page", "Connected"), is("False", "NameTaken"));
+    assert_eq!(says(&harness, "page", "Stalled"), is("True", "NameTaken"));
+    assert_eq!(set(&harness, "page").unwrap(), theirs);
+    harness.server.delete(SETS, NAMESPACE, "page-sensor");
+    harness.pass(31).await;
+    assert!(set(&harness, "page").is_some_and(|ours| ours["spec"]["replicas"] == 1));
+    assert_eq!(says(&harness, "page", "Connected"), is("Unknown", "Starting"));
 }
 
-fn image(rig: &Rig, name: &str) -> String {
-    let set = set(rig, name).unwrap();
+fn image(harness: &ControllerHarness, name: &str) -> String {
+    let set = set(harness, name).unwrap();
     set["spec"]["template"]["spec"]["containers"][0]["image"]
         .as_str()
         .unwrap()
@@ -497,184 +509,198 @@ fn image(rig: &Rig, name: &str) -> String {
 }
 
 /// How many of these have the image of the present controller.
-fn renewed(rig: &Rig, names: &[&str]) -> usize {
-    let new = |name: &&&str| image(rig, name) == rig.settings.image;
+fn renewed(harness: &ControllerHarness, names: &[&str]) -> usize {
+    let new = |name: &&&str| image(harness, name) == harness.settings.image;
     names.iter().filter(new).count()
 }
 
 /// The next controller, of this image.
-async fn upgrade(rig: &mut Rig, image: &str) {
-    rig.shut_down().await;
-    rig.settings.image = image.into();
-    rig.server.take_writes();
-    rig.boot_with_sensors().await;
+async fn upgrade(harness: &mut ControllerHarness, image: &str) {
+    harness.shut_down().await;
+    harness.settings.image = image.into();
+    harness.server.take_writes();
+    harness.boot_with_sensors().await;
 }
 
-fn sets_written(rig: &Rig) -> usize {
-    let writes = rig.server.take_writes();
+fn sets_written(harness: &ControllerHarness) -> usize {
+    let writes = harness.server.take_writes();
     writes.iter().filter(|write| write.ends_with(SETS)).count()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_new_image_replaces_one_pod_that_runs_after_the_other_and_an_edit_takes_it_along() {
-    let mut rig = Rig::start_with_sensors().await;
+    let mut harness = ControllerHarness::start_with_sensors().await;
     let names = ["s-0", "s-1", "s-2", "s-3", "s-4", "s-5"];
     for name in names {
-        bring_up(&rig, name, "poll").await;
+        bring_up(&harness, name, "poll").await;
     }
-    put(&rig, "down", "poll", &json!({}));
-    rig.settle().await;
+    put(&harness, "down", "poll", &json!({}));
+    harness.settle().await;
     let edit = json!({"limits": {"perMinute": 7}});
-    put(&rig, "s-4", "poll", &json!({"agentNames": ["other"]}));
-    rig.settle().await;
-    rig.shut_down().await;
-    put(&rig, "s-5", "poll", &edit);
-    rig.settings.image = "agentloop:next".into();
-    rig.server.take_writes();
-    rig.boot_with_sensors().await;
-    assert_eq!((sets_written(&rig), renewed(&rig, &["s-5"])), (1, 1), "the edit");
-    rig.pass(55).await;
-    assert_eq!(sets_written(&rig), 0, "the rollout of the controller may not be over");
-    rig.pass(5).await;
+    put(&harness, "s-4", "poll", &json!({"agentNames": ["other"]}));
+    harness.settle().await;
+    harness.shut_down().await;
+    put(&harness, "s-5", "poll", &edit);
+    harness.settings.image = "agentloop:next".into();
+    harness.server.take_writes();
+    harness.boot_with_sensors().await;
     assert_eq!(
-        (sets_written(&rig), renewed(&rig, &["down"])),
+        (sets_written(&harness), renewed(&harness, &["s-5"])),
+        (1, 1),
+        "the edit"
+    );
+    harness.pass(55).await;
+    assert_eq!(
+        sets_written(&harness),
+        0,
+        "the rollout of the controller may not be over"
+    );
+    harness.pass(5).await;
+    assert_eq!(
+        (sets_written(&harness), renewed(&harness, &["down"])),
         (2, 1),
         "one, and what does not run anyway"
     );
     for all in 3..=4 {
-        rig.pass(5).await;
-        assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, all));
+        harness.pass(5).await;
+        assert_eq!((sets_written(&harness), renewed(&harness, &names)), (1, all));
     }
-    let waiting = |name: &&str| image(&rig, name) != rig.settings.image;
-    put(&rig, names.into_iter().find(waiting).unwrap(), "poll", &edit);
-    rig.settle().await;
+    let waiting = |name: &&str| image(&harness, name) != harness.settings.image;
+    put(&harness, names.into_iter().find(waiting).unwrap(), "poll", &edit);
+    harness.settle().await;
     assert_eq!(
-        (sets_written(&rig), renewed(&rig, &names)),
+        (sets_written(&harness), renewed(&harness, &names)),
         (1, 5),
         "an edit goes at once"
     );
-    rig.pass(10).await;
-    assert_eq!((sets_written(&rig), renewed(&rig, &names)), (1, 6));
-    rig.pass(60).await;
-    assert_eq!(sets_written(&rig), 0, "at rest");
+    harness.pass(10).await;
+    assert_eq!((sets_written(&harness), renewed(&harness, &names)), (1, 6));
+    harness.pass(60).await;
+    assert_eq!(sets_written(&harness), 0, "at rest");
 }
 
 #[tokio::test(start_paused = true)]
 async fn old_and_new_controllers_that_lead_in_turn_replace_no_pod_back_and_forth() {
-    let mut rig = Rig::start_with_sensors().await;
+    let mut harness = ControllerHarness::start_with_sensors().await;
     for name in ["a", "b"] {
-        bring_up(&rig, name, "poll").await;
+        bring_up(&harness, name, "poll").await;
     }
     let mut written = 0;
     for _ in 0..3 {
         for image in ["agentloop:next", "agentloop:test"] {
-            upgrade(&mut rig, image).await;
-            rig.pass(45).await;
-            written += sets_written(&rig);
+            upgrade(&mut harness, image).await;
+            harness.pass(45).await;
+            written += sets_written(&harness);
         }
     }
     assert_eq!(written, 0);
-    upgrade(&mut rig, "agentloop:next").await;
-    rig.pass(63).await;
-    assert_eq!(renewed(&rig, &["a", "b"]), 1);
+    upgrade(&mut harness, "agentloop:next").await;
+    harness.pass(63).await;
+    assert_eq!(renewed(&harness, &["a", "b"]), 1);
     // The next one continues with what is left.
-    upgrade(&mut rig, "agentloop:next").await;
-    rig.pass(63).await;
-    assert_eq!((sets_written(&rig), renewed(&rig, &["a", "b"])), (1, 2));
+    upgrade(&mut harness, "agentloop:next").await;
+    harness.pass(63).await;
+    assert_eq!((sets_written(&harness), renewed(&harness, &["a", "b"])), (1, 2));
 }
 
 #[tokio::test(start_paused = true)]
 async fn five_hundred_pods_at_rest_write_nothing_also_over_a_restart_and_a_busy_one_once_in_fifteen_seconds() {
-    let mut rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
+    let mut harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
     let names: Vec<String> = (0..500).map(|number| format!("s-{number}")).collect();
-    let sensors: Vec<Sensor> = names.iter().map(|name| put(&rig, name, "poll", &json!({}))).collect();
-    rig.pass(30).await;
-    let run = |name: &String| run_pod(&rig, name, &uid(&set(&rig, name).unwrap()));
+    let sensors: Vec<Sensor> = names
+        .iter()
+        .map(|name| put(&harness, name, "poll", &json!({})))
+        .collect();
+    harness.pass(30).await;
+    let run = |name: &String| run_pod(&harness, name, &uid(&set(&harness, name).unwrap()));
     let pods: Vec<PodIdentity> = names.iter().map(run).collect();
-    rig.pass(2).await;
-    let all_say = |rig: &Rig| {
+    harness.pass(2).await;
+    let all_say = |harness: &ControllerHarness| {
         for (sensor, pod) in sensors.iter().zip(&pods) {
-            say(rig, pod, report(sensor, 0));
+            say(harness, pod, report(sensor, 0));
         }
     };
     for _ in 0..4 {
-        all_say(&rig);
-        rig.pass(15).await;
+        all_say(&harness);
+        harness.pass(15).await;
     }
-    assert_eq!(says(&rig, "s-499", "Ready"), is("True", "Listening"));
-    rig.server.take_calls();
+    assert_eq!(says(&harness, "s-499", "Ready"), is("True", "Listening"));
+    harness.server.take_calls();
     for _ in 0..20 {
-        all_say(&rig);
-        rig.pass(15).await;
+        all_say(&harness);
+        harness.pass(15).await;
     }
-    assert_eq!(rig.server.take_writes(), [""; 0]);
+    assert_eq!(harness.server.take_writes(), [""; 0]);
 
     for events in 1..=60 {
-        say(&rig, &pods[7], report(&sensors[7], events));
+        say(&harness, &pods[7], report(&sensors[7], events));
         if events % 15 == 0 {
             let others = sensors.iter().zip(&pods).filter(|(_, pod)| **pod != pods[7]);
-            others.for_each(|(sensor, pod)| say(&rig, pod, report(sensor, 0)));
+            others.for_each(|(sensor, pod)| say(&harness, pod, report(sensor, 0)));
         }
-        rig.pass(1).await;
+        harness.pass(1).await;
     }
-    rig.pass(15).await;
-    let writes = rig.server.take_writes();
+    harness.pass(15).await;
+    let writes = harness.server.take_writes();
     assert!((4..=6).contains(&writes.len()), "{writes:?}");
-    assert_eq!(status(&rig, "s-7").totals.events, 60);
+    assert_eq!(status(&harness, "s-7").totals.events, 60);
 
-    rig.shut_down().await;
-    rig.server.take_calls();
-    rig.boot_with_sensors().await;
-    rig.pass(10).await;
+    harness.shut_down().await;
+    harness.server.take_calls();
+    harness.boot_with_sensors().await;
+    harness.pass(10).await;
     for _ in 0..7 {
-        all_say_again(&rig, &sensors, &pods);
-        rig.pass(15).await;
+        all_say_again(&harness, &sensors, &pods);
+        harness.pass(15).await;
     }
-    let writes = rig.server.take_writes();
+    let writes = harness.server.take_writes();
     assert!(
         !writes
             .iter()
             .any(|write| write.contains("sensors") || write.contains("sets")),
         "{writes:?}"
     );
-    assert_eq!(status(&rig, "s-7").totals.events, 60, "counted once");
+    assert_eq!(status(&harness, "s-7").totals.events, 60, "counted once");
 }
 
-fn all_say_again(rig: &Rig, sensors: &[Sensor], pods: &[PodIdentity]) {
+fn all_say_again(harness: &ControllerHarness, sensors: &[Sensor], pods: &[PodIdentity]) {
     for (number, (sensor, pod)) in sensors.iter().zip(pods).enumerate() {
-        say(rig, pod, report(sensor, if number == 7 { 60 } else { 0 }));
+        say(harness, pod, report(sensor, if number == 7 { 60 } else { 0 }));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
-    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
-    say(&rig, &pod, report(&sensor, 3));
-    rig.pass(16).await;
-    let written = status(&rig, "page");
-    assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
+    let (sensor, pod) = bring_up(&harness, "page", "poll").await;
+    say(&harness, &pod, report(&sensor, 3));
+    harness.pass(16).await;
+    let written = status(&harness, "page");
+    assert_eq!(says(&harness, "page", "Ready"), is("True", "Listening"));
     assert_eq!((written.totals.events, written.r#type.unwrap().as_ref()), (3, "Poll"));
     assert_eq!(written.last_event_time.unwrap().as_millisecond(), 1_800_000_003_000);
     assert_eq!((written.pending_deliveries, written.url), (Some(0), None));
-    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
+    assert_eq!(
+        harness.condition("coast", "SensorsHealthy"),
+        Some(is("True", "Healthy"))
+    );
     let mut failing = report(&sensor, 3);
     failing.pending_deliveries = 2;
     failing.report.failure = Some("the page answers 503".into());
     failing.report.consecutive_failures = 2;
-    say(&rig, &pod, failing);
-    rig.pass(6).await;
-    assert_eq!(says(&rig, "page", "Connected"), is("False", "SensorFailing"));
-    assert_eq!(says(&rig, "page", "Reconciling"), is("True", "SensorFailing"));
-    let written = status(&rig, "page");
+    say(&harness, &pod, failing);
+    harness.pass(6).await;
+    assert_eq!(says(&harness, "page", "Connected"), is("False", "SensorFailing"));
+    assert_eq!(says(&harness, "page", "Reconciling"), is("True", "SensorFailing"));
+    let written = status(&harness, "page");
     assert_eq!((written.consecutive_failures, written.pending_deliveries), (2, Some(2)));
     assert_eq!(
-        rig.condition("coast", "SensorsHealthy"),
+        harness.condition("coast", "SensorsHealthy"),
         Some(is("False", "SensorFailing"))
     );
-    assert_eq!(rig.ready("coast").0, "True", "the loop goes on");
+    assert_eq!(harness.ready("coast").0, "True", "the loop goes on");
     let crash = json!({
         "metadata": {"name": "page-sensor-0", "namespace": NAMESPACE},
         "status": {"conditions": [], "containerStatuses": [{
@@ -682,62 +708,67 @@ async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() 
             "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         }]},
     });
-    rig.server.put("/pods", crash);
-    rig.pass(6).await;
-    assert_eq!(says(&rig, "page", "Connected"), is("False", "CrashLooping"));
-    say(&rig, &pod, report(&sensor, 4));
+    harness.server.put("/pods", crash);
+    harness.pass(6).await;
+    assert_eq!(says(&harness, "page", "Connected"), is("False", "CrashLooping"));
+    say(&harness, &pod, report(&sensor, 4));
     let well = json!({
         "metadata": {"name": "page-sensor-0", "namespace": NAMESPACE},
         "status": {"conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []},
     });
-    rig.server.put("/pods", well);
-    rig.pass(6).await;
-    assert_eq!(says(&rig, "page", "Ready"), is("True", "Listening"));
-    rig.pass(6).await;
-    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
+    harness.server.put("/pods", well);
+    harness.pass(6).await;
+    assert_eq!(says(&harness, "page", "Ready"), is("True", "Listening"));
+    harness.pass(6).await;
+    assert_eq!(
+        harness.condition("coast", "SensorsHealthy"),
+        Some(is("True", "Healthy"))
+    );
     let name = NamespacedName::new(NAMESPACE, "page");
-    assert!(rig.running().relay.session(&name).unwrap().last_report.is_some());
+    assert!(harness.running().relay.session(&name).unwrap().last_report.is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_page_that_stays_as_it_is_costs_no_write_for_five_minutes() {
-    let rig = Rig::start_with_sensors().await;
-    let (sensor, pod) = bring_up(&rig, "page", "poll").await;
-    say(&rig, &pod, report(&sensor, 1));
-    rig.pass(30).await;
-    rig.server.take_writes();
+    let harness = ControllerHarness::start_with_sensors().await;
+    let (sensor, pod) = bring_up(&harness, "page", "poll").await;
+    say(&harness, &pod, report(&sensor, 1));
+    harness.pass(30).await;
+    harness.server.take_writes();
     let look = |looks: i64| {
         let mut again = report(&sensor, 1);
         again.report.totals.filtered = looks;
-        say(&rig, &pod, again);
+        say(&harness, &pod, again);
     };
     for looks in 1..=50 {
         look(looks);
-        rig.pass(5).await;
+        harness.pass(5).await;
     }
-    assert_eq!(rig.server.take_writes(), [""; 0], "250 s");
+    assert_eq!(harness.server.take_writes(), [""; 0], "250 s");
     for looks in 51..=62 {
         look(looks);
-        rig.pass(5).await;
+        harness.pass(5).await;
     }
-    assert_eq!(rig.server.take_writes().len(), 1);
-    assert!(status(&rig, "page").totals.filtered >= 50);
+    assert_eq!(harness.server.take_writes().len(), 1);
+    assert!(status(&harness, "page").totals.filtered >= 50);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_webhook_says_where_it_is_sent_to_and_an_outbox_that_forgets_that_it_does() {
-    let rig = Rig::start_with_sensors().await;
-    put_secret(&rig, "hooks", "main");
-    bring_up(&rig, "hook", "webhook").await;
-    let url = status(&rig, "hook").url;
+    let harness = ControllerHarness::start_with_sensors().await;
+    put_secret(&harness, "hooks", "main");
+    bring_up(&harness, "hook", "webhook").await;
+    let url = status(&harness, "hook").url;
     assert_eq!(url.as_deref(), Some("http://hook-webhook.team-a.svc/"));
-    assert_eq!(says(&rig, "hook", "Durable"), is("True", "Durable"));
-    put(&rig, "lost", "poll", &json!({"storage": {"ephemeral": true}}));
-    rig.settle().await;
-    assert_eq!(says(&rig, "lost", "Durable"), is("False", "EphemeralOutbox"));
-    rig.bring_up("coast", &json!({"storage": {"ephemeral": true}})).await;
-    rig.pass(6).await;
-    assert_eq!(says(&rig, "hook", "Durable"), is("False", "EphemeralReceiver"));
+    assert_eq!(says(&harness, "hook", "Durable"), is("True", "Durable"));
+    put(&harness, "lost", "poll", &json!({"storage": {"ephemeral": true}}));
+    harness.settle().await;
+    assert_eq!(says(&harness, "lost", "Durable"), is("False", "EphemeralOutbox"));
+    harness
+        .bring_up("coast", &json!({"storage": {"ephemeral": true}}))
+        .await;
+    harness.pass(6).await;
+    assert_eq!(says(&harness, "hook", "Durable"), is("False", "EphemeralReceiver"));
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::clusters::control_plane;
-use crate::support::rig::{NAMESPACE, Rig, agent_key, in_state};
+use crate::support::harness::{ControllerHarness, NAMESPACE, agent_key, in_state};
 
 const SENSORS: &str = "agentloop.dev/sensors";
 /// The other end of a relay.
@@ -46,12 +46,12 @@ fn clock(name: &str, spec: &Value) -> Value {
     })
 }
 
-fn put(rig: &Rig, name: &str, spec: &Value) -> Sensor {
-    serde_json::from_value(rig.server.put(SENSORS, clock(name, spec))).unwrap()
+fn put(harness: &ControllerHarness, name: &str, spec: &Value) -> Sensor {
+    serde_json::from_value(harness.server.put(SENSORS, clock(name, spec))).unwrap()
 }
 
-fn status(rig: &Rig, name: &str) -> SensorStatus {
-    let sensor: Sensor = serde_json::from_value(rig.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
+fn status(harness: &ControllerHarness, name: &str) -> SensorStatus {
+    let sensor: Sensor = serde_json::from_value(harness.server.get(SENSORS, NAMESPACE, name).unwrap()).unwrap();
     sensor.status.unwrap_or_default()
 }
 
@@ -66,10 +66,10 @@ fn is(status: &str, reason: &str) -> (String, String) {
 }
 
 /// What the pod of an Agent is to run.
-fn told(rig: &Rig, agent: &str) -> Vec<SensorTerms> {
-    let loops = &rig.running().loops;
+fn told(harness: &ControllerHarness, agent: &str) -> Vec<SensorTerms> {
+    let loops = &harness.running().loops;
     let (_, directives) = loops
-        .attach(&agent_key(agent), &rig.live_pod(agent), (rig.clock)())
+        .attach(&agent_key(agent), &harness.live_pod(agent), (harness.clock)())
         .unwrap();
     let directives = directives.borrow().clone();
     directives.sensors.expect("not decided")
@@ -98,66 +98,69 @@ fn report(sensor: &Sensor, events: i64) -> SensorReport {
 }
 
 /// What the pod of an Agent says of its Sensors.
-fn say(rig: &Rig, agent: &str, sensors: Vec<SensorReport>) {
+fn say(harness: &ControllerHarness, agent: &str, sensors: Vec<SensorReport>) {
     let report = LoopReport {
         sensors,
         ..in_state(LoopState::Running)
     };
-    rig.report(agent, report, LoopUsage::default());
+    harness.report(agent, report, LoopUsage::default());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_schedule_reaches_its_receivers_pod_and_what_it_does_reaches_its_status() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
-    assert_eq!(told(&rig, "coast"), [], "decided: none");
-    let pod = rig.live_pod("coast");
-    let sensor = put(&rig, "clock", &json!({}));
-    rig.settle().await;
-    let terms = told(&rig, "coast");
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
+    assert_eq!(told(&harness, "coast"), [], "decided: none");
+    let pod = harness.live_pod("coast");
+    let sensor = put(&harness, "clock", &json!({}));
+    harness.settle().await;
+    let terms = told(&harness, "coast");
     assert_eq!(names(&terms), ["clock"]);
     assert_eq!(terms[0].uid, sensor.uid().unwrap());
-    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("Unknown", "Starting"));
-    let raw = rig.server.get(SENSORS, NAMESPACE, "clock").unwrap();
+    assert_eq!(says(&status(&harness, "clock"), "Connected"), is("Unknown", "Starting"));
+    let raw = harness.server.get(SENSORS, NAMESPACE, "clock").unwrap();
     assert_eq!(
         (&raw["status"]["events"], &raw["status"]["errors"]),
         (&json!(0), &json!(0))
     );
 
-    say(&rig, "coast", vec![report(&sensor, 0)]);
-    rig.settle().await;
-    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("True", "Listening"));
-    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "Listening"));
-    say(&rig, "coast", vec![report(&sensor, 2)]);
-    rig.pass(16).await;
-    let written = status(&rig, "clock");
+    say(&harness, "coast", vec![report(&sensor, 0)]);
+    harness.settle().await;
+    assert_eq!(says(&status(&harness, "clock"), "Connected"), is("True", "Listening"));
+    assert_eq!(says(&status(&harness, "clock"), "Ready"), is("True", "Listening"));
+    say(&harness, "coast", vec![report(&sensor, 2)]);
+    harness.pass(16).await;
+    let written = status(&harness, "clock");
     assert_eq!(
         (written.totals.events, written.last_delivery_id.as_deref()),
         (2, Some("tick-2"))
     );
 
     // A changed spec goes to the pod that is there.
-    put(&rig, "clock", &json!({"suspend": true}));
-    rig.settle().await;
-    assert!(told(&rig, "coast")[0].spec.suspend);
-    assert_eq!(says(&status(&rig, "clock"), "Suspended"), is("True", "SuspendedBySpec"));
-    rig.server.delete(SENSORS, NAMESPACE, "clock");
-    rig.settle().await;
-    assert_eq!(told(&rig, "coast"), []);
-    assert_eq!(rig.live_pod("coast"), pod, "all of this in one pod");
+    put(&harness, "clock", &json!({"suspend": true}));
+    harness.settle().await;
+    assert!(told(&harness, "coast")[0].spec.suspend);
+    assert_eq!(
+        says(&status(&harness, "clock"), "Suspended"),
+        is("True", "SuspendedBySpec")
+    );
+    harness.server.delete(SENSORS, NAMESPACE, "clock");
+    harness.settle().await;
+    assert_eq!(told(&harness, "coast"), []);
+    assert_eq!(harness.live_pod("coast"), pod, "all of this in one pod");
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corrected() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
     put(
-        &rig,
+        &harness,
         "clock",
         &json!({"updates": [{"field": "hour", "value": "payload.(("}]}),
     );
-    rig.settle().await;
-    let refused = status(&rig, "clock");
+    harness.settle().await;
+    let refused = status(&harness, "clock");
     assert_eq!(says(&refused, "Accepted"), is("False", "InvalidSpec"));
     assert_eq!(says(&refused, "Stalled"), is("True", "InvalidSpec"));
     let message = &refused
@@ -167,90 +170,104 @@ async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corre
         .unwrap()
         .message;
     assert!(message.starts_with("spec.updates[0].value"), "{message}");
-    assert!(told(&rig, "coast")[0].spec.suspend, "it does not listen");
+    assert!(told(&harness, "coast")[0].spec.suspend, "it does not listen");
     put(
-        &rig,
+        &harness,
         "clock",
         &json!({"updates": [{"field": "hour", "value": "payload.scheduledTime"}]}),
     );
-    rig.settle().await;
-    assert_eq!(says(&status(&rig, "clock"), "Accepted"), is("True", "Accepted"));
-    assert_eq!(says(&status(&rig, "clock"), "Stalled"), is("", ""));
-    assert!(!told(&rig, "coast")[0].spec.suspend);
+    harness.settle().await;
+    assert_eq!(says(&status(&harness, "clock"), "Accepted"), is("True", "Accepted"));
+    assert_eq!(says(&status(&harness, "clock"), "Stalled"), is("", ""));
+    assert!(!told(&harness, "coast")[0].spec.suspend);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_that_comes_later_receives_and_its_failures_are_its_own_condition_too() {
-    let rig = Rig::start_with_sensors().await;
-    let sensor = put(&rig, "clock", &json!({}));
-    rig.settle().await;
-    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "NoReceiver"));
-    rig.bring_up("coast", &json!({})).await;
-    assert_eq!(names(&told(&rig, "coast")), ["clock"]);
+    let harness = ControllerHarness::start_with_sensors().await;
+    let sensor = put(&harness, "clock", &json!({}));
+    harness.settle().await;
+    assert_eq!(says(&status(&harness, "clock"), "Ready"), is("True", "NoReceiver"));
+    harness.bring_up("coast", &json!({})).await;
+    assert_eq!(names(&told(&harness, "coast")), ["clock"]);
     let mut failing = report(&sensor, 0);
     failing.failure = Some("spec.updates[0].value names a field that is not in what came".into());
-    say(&rig, "coast", vec![failing]);
-    rig.pass(6).await;
-    assert_eq!(says(&status(&rig, "clock"), "Connected"), is("False", "SensorFailing"));
+    say(&harness, "coast", vec![failing]);
+    harness.pass(6).await;
     assert_eq!(
-        rig.condition("coast", "SensorsHealthy"),
+        says(&status(&harness, "clock"), "Connected"),
+        is("False", "SensorFailing")
+    );
+    assert_eq!(
+        harness.condition("coast", "SensorsHealthy"),
         Some(is("False", "SensorFailing"))
     );
-    assert_eq!(rig.ready("coast").0, "True", "the loop goes on");
-    say(&rig, "coast", vec![report(&sensor, 1)]);
-    rig.pass(16).await;
-    assert_eq!(says(&status(&rig, "clock"), "Ready"), is("True", "Listening"));
-    assert_eq!(rig.condition("coast", "SensorsHealthy"), Some(is("True", "Healthy")));
+    assert_eq!(harness.ready("coast").0, "True", "the loop goes on");
+    say(&harness, "coast", vec![report(&sensor, 1)]);
+    harness.pass(16).await;
+    assert_eq!(says(&status(&harness, "clock"), "Ready"), is("True", "Listening"));
+    assert_eq!(
+        harness.condition("coast", "SensorsHealthy"),
+        Some(is("True", "Healthy"))
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_controller_writes_nothing_and_counts_nothing_twice() {
-    let mut rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
-    let sensor = put(&rig, "clock", &json!({}));
-    rig.settle().await;
-    say(&rig, "coast", vec![report(&sensor, 3)]);
-    rig.pass(60).await;
-    assert_eq!(status(&rig, "clock").totals.events, 3);
-    rig.shut_down().await;
-    rig.server.take_writes();
-    rig.boot_with_sensors().await;
-    rig.pass(60).await;
-    say(&rig, "coast", vec![report(&sensor, 3)]);
-    rig.pass(60).await;
-    let writes = rig.server.take_writes();
+    let mut harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
+    let sensor = put(&harness, "clock", &json!({}));
+    harness.settle().await;
+    say(&harness, "coast", vec![report(&sensor, 3)]);
+    harness.pass(60).await;
+    assert_eq!(status(&harness, "clock").totals.events, 3);
+    harness.shut_down().await;
+    harness.server.take_writes();
+    harness.boot_with_sensors().await;
+    harness.pass(60).await;
+    say(&harness, "coast", vec![report(&sensor, 3)]);
+    harness.pass(60).await;
+    let writes = harness.server.take_writes();
     assert!(!writes.contains(&WRITE.to_owned()), "{writes:?}");
-    say(&rig, "coast", vec![report(&sensor, 4)]);
-    rig.pass(60).await;
-    assert_eq!(status(&rig, "clock").totals.events, 4);
+    say(&harness, "coast", vec![report(&sensor, 4)]);
+    harness.pass(60).await;
+    assert_eq!(status(&harness, "clock").totals.events, 4);
 }
 
 #[tokio::test(start_paused = true)]
 async fn five_hundred_sensors_at_rest_write_nothing_and_busy_ones_once_in_fifteen_seconds() {
-    let rig = Rig::start_with_sensors().await;
-    rig.bring_up("coast", &json!({})).await;
+    let harness = ControllerHarness::start_with_sensors().await;
+    harness.bring_up("coast", &json!({})).await;
     let sensors: Vec<Sensor> = (0..500)
-        .map(|number| put(&rig, &format!("s-{number}"), &json!({})))
+        .map(|number| put(&harness, &format!("s-{number}"), &json!({})))
         .collect();
-    rig.pass(30).await;
-    say(&rig, "coast", sensors.iter().map(|sensor| report(sensor, 0)).collect());
-    rig.pass(60).await;
-    rig.server.take_calls();
+    harness.pass(30).await;
+    say(
+        &harness,
+        "coast",
+        sensors.iter().map(|sensor| report(sensor, 0)).collect(),
+    );
+    harness.pass(60).await;
+    harness.server.take_calls();
     for _ in 0..40 {
-        say(&rig, "coast", sensors.iter().map(|sensor| report(sensor, 0)).collect());
-        rig.pass(15).await;
+        say(
+            &harness,
+            "coast",
+            sensors.iter().map(|sensor| report(sensor, 0)).collect(),
+        );
+        harness.pass(15).await;
     }
-    assert_eq!(rig.server.take_writes(), [""; 0]);
+    assert_eq!(harness.server.take_writes(), [""; 0]);
 
     for events in 1..=60 {
-        say(&rig, "coast", vec![report(&sensors[7], events)]);
-        rig.pass(1).await;
+        say(&harness, "coast", vec![report(&sensors[7], events)]);
+        harness.pass(1).await;
     }
-    rig.pass(15).await;
-    let writes = rig.server.take_writes();
+    harness.pass(15).await;
+    let writes = harness.server.take_writes();
     assert!((4..=6).contains(&writes.len()), "{writes:?}");
     assert!(writes.iter().all(|write| write == WRITE), "{writes:?}");
-    assert_eq!(status(&rig, "s-7").totals.events, 60);
+    assert_eq!(status(&harness, "s-7").totals.events, 60);
 }
 
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {

@@ -22,41 +22,41 @@ use serde_json::{Value, json};
 
 use self::python::Edition::{self, Newer, Older};
 use self::python::McpServer;
-use crate::gateway::world::World;
+use crate::gateway::harness::GatewayHarness;
 
 const TOKEN: &str = "Bearer canary-tool-token";
 const LONG: Duration = Duration::from_mins(1);
 /// Bytes of a result that a prompt has room for.
-const MOST: usize = 32_768;
+const MAX_RESULT_BYTES: usize = 32_768;
 
 /// A gateway, and the tools of a worker behind it.
-struct Bench {
-    world: World,
+struct ToolsHarness {
+    harness: GatewayHarness,
     tools: Arc<McpTools>,
 }
 
-impl Bench {
+impl ToolsHarness {
     async fn start(server: &McpServer, fields: Value) -> Self {
         Self::at(&server.url(), fields).await
     }
 
     async fn at(url: &str, fields: Value) -> Self {
-        let mut world = World::new().await;
+        let mut harness = GatewayHarness::new().await;
         let mut spec = json!({"name": "hub", "url": url, "headersSecretRef": {"name": "s"}});
         let Value::Object(fields) = fields else { panic!() };
         spec.as_object_mut().unwrap().extend(fields);
-        world.tools = json!({"servers": [spec]});
-        world.write_header("hub", "Authorization", TOKEN);
-        world.start().await;
-        let spec = serde_json::from_value(world.tools.clone()).unwrap();
-        let tools = tools(&world, &spec);
-        Self { world, tools }
+        harness.tools = json!({"servers": [spec]});
+        harness.write_header("hub", "Authorization", TOKEN);
+        harness.start().await;
+        let spec = serde_json::from_value(harness.tools.clone()).unwrap();
+        let tools = tools(&harness, &spec);
+        Self { harness, tools }
     }
 
     /// The same tools in another process of the worker.
     fn restart(&mut self) {
-        let spec = serde_json::from_value(self.world.tools.clone()).unwrap();
-        self.tools = tools(&self.world, &spec);
+        let spec = serde_json::from_value(self.harness.tools.clone()).unwrap();
+        self.tools = tools(&self.harness, &spec);
     }
 
     /// Waits until the tools of servers that are offered are as wanted.
@@ -82,9 +82,9 @@ impl Bench {
 }
 
 /// The tools of a worker whose artifacts are beside the gateway's socket.
-fn tools(world: &World, spec: &ToolsSpec) -> Arc<McpTools> {
-    let artifacts = Arc::new(ArtifactStore::open(&world.path("state")));
-    Arc::new(McpTools::new(spec, &world.path("gateway.sock"), artifacts).unwrap())
+fn tools(harness: &GatewayHarness, spec: &ToolsSpec) -> Arc<McpTools> {
+    let artifacts = Arc::new(ArtifactStore::open(&harness.path("state")));
+    Arc::new(McpTools::new(spec, &harness.path("gateway.sock"), artifacts).unwrap())
 }
 
 /// The offer without the tool of the runtime, which is the last one.
@@ -118,7 +118,7 @@ fn run(tool: &str, arguments: Value) -> ToolRun {
         name: format!("hub__{tool}"),
         arguments,
         idempotency_key: "0123456789abcdef".into(),
-        max_result_bytes: MOST,
+        max_result_bytes: MAX_RESULT_BYTES,
     }
 }
 
@@ -148,9 +148,9 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
         return;
     }
     let server = McpServer::start(edition, args);
-    let bench = Bench::start(&server, json!({"trusted": true})).await;
-    bench.tools.complete().await;
-    let offered = bench.offered();
+    let harness = ToolsHarness::start(&server, json!({"trusted": true})).await;
+    harness.tools.complete().await;
+    let offered = harness.offered();
     let odd = offered
         .iter()
         .find(|spec| spec.name.starts_with("hub__odd_name_"))
@@ -169,39 +169,39 @@ async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
     assert_eq!(rules("__note"), (ToolEffect::Write, true));
     assert_eq!(rules("__slow"), (ToolEffect::Destructive, false));
 
-    assert_eq!(bench.run("add", three()).await, done("3"));
+    assert_eq!(harness.run("add", three()).await, done("3"));
     let record = &server.records()[0];
     assert_eq!(
         *record,
         json!({"what": "add", "key": "0123456789abcdef", "authorization": TOKEN, "protocol": edition.protocol()})
     );
     assert_eq!(
-        bench.run(odd.name.trim_start_matches("hub__"), json!({})).await,
+        harness.run(odd.name.trim_start_matches("hub__"), json!({})).await,
         done("odd")
     );
-    let picture = bench.run("picture", json!({})).await;
+    let picture = harness.run("picture", json!({})).await;
     let name = artifact(&picture);
     assert_eq!(picture, done(&format!("[image image/png, 20 bytes: artifact {name}]")));
-    let stored = std::fs::read(bench.world.path("state/artifacts").join(name)).unwrap();
+    let stored = std::fs::read(harness.harness.path("state/artifacts").join(name)).unwrap();
     assert_eq!(stored, b"not really a picture");
-    let ToolOutcome::Failed { text } = bench.run("fail", json!({})).await else {
+    let ToolOutcome::Failed { text } = harness.run("fail", json!({})).await else {
         panic!()
     };
     assert!(text.contains("there is no bread"), "{text}");
-    let ToolOutcome::Failed { text } = bench.run("add", json!({"a": "x"})).await else {
+    let ToolOutcome::Failed { text } = harness.run("add", json!({"a": "x"})).await else {
         panic!()
     };
     assert!(!text.is_empty());
-    let ToolOutcome::Done { text } = bench.run("huge", json!({"bytes": 1_000_000})).await else {
+    let ToolOutcome::Done { text } = harness.run("huge", json!({"bytes": 1_000_000})).await else {
         panic!()
     };
     assert_eq!(text.len(), 1_000_000);
-    let ToolOutcome::Failed { text } = bench.run("huge", json!({"bytes": 5_000_000})).await else {
+    let ToolOutcome::Failed { text } = harness.run("huge", json!({"bytes": 5_000_000})).await else {
         panic!()
     };
     assert!(text.contains("longer than 4 MiB"), "{text}");
-    assert_eq!(bench.run("add", three()).await, done("3"), "after all that");
-    assert!(!bench.world.log().contains("canary-tool-token"));
+    assert_eq!(harness.run("add", three()).await, done("3"), "after all that");
+    assert!(!harness.harness.log().contains("canary-tool-token"));
 }
 
 #[tokio::test]
@@ -210,8 +210,8 @@ async fn a_list_in_pages_is_read_whole_and_a_server_that_is_not_trusted_only_wri
         return;
     }
     let server = McpServer::start(Newer, &["--page", "3"]);
-    let bench = Bench::start(&server, json!({"tools": [{"name": "add", "effect": "Read"}]})).await;
-    let offered = bench.until_known().await;
+    let harness = ToolsHarness::start(&server, json!({"tools": [{"name": "add", "effect": "Read"}]})).await;
+    let offered = harness.until_known().await;
     assert_eq!(offered.len(), 8);
     for spec in offered.iter() {
         let effect = if spec.name == "hub__add" {
@@ -232,15 +232,15 @@ async fn a_list_that_changes_is_heard_of(#[case] edition: Edition) {
         return;
     }
     let server = McpServer::start(edition, &[]);
-    let bench = Bench::start(&server, json!({})).await;
-    let before = bench.until_known().await;
-    assert_eq!(bench.run("grow", json!({"name": "fresh"})).await, done("grown"));
-    let after = bench
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    let before = harness.until_known().await;
+    assert_eq!(harness.run("grow", json!({"name": "fresh"})).await, done("grown"));
+    let after = harness
         .until("fresh", |offered| names(offered).contains(&"hub__fresh"))
         .await;
     let kept: Vec<_> = after.iter().filter(|spec| spec.name != "hub__fresh").cloned().collect();
     assert_eq!(kept, before.to_vec());
-    assert_eq!(bench.run("fresh", json!({})).await, done("new"));
+    assert_eq!(harness.run("fresh", json!({})).await, done("new"));
 }
 
 #[rstest]
@@ -256,9 +256,9 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
         return;
     }
     let mut server = McpServer::start(edition, args);
-    let bench = Bench::start(&server, json!({})).await;
-    let offered = bench.until_known().await;
-    let tools = Arc::clone(&bench.tools);
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    let offered = harness.until_known().await;
+    let tools = Arc::clone(&harness.tools);
     let call = tokio::spawn(async move { tools.run(run("slow", json!({"seconds": 600})), LONG).await.outcome });
     server.until("slow began").await;
     let killed = Instant::now();
@@ -266,8 +266,8 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     let outcome = call.await.unwrap();
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     assert!(killed.elapsed() < LONG / 3, "known at once, not at its timeout");
-    assert_eq!(bench.offered(), offered, "prompts stay the same");
-    let away = bench
+    assert_eq!(harness.offered(), offered, "prompts stay the same");
+    let away = harness
         .tools
         .run(run("add", three()), Duration::from_millis(300))
         .await
@@ -275,7 +275,7 @@ async fn a_server_killed_in_mid_call_leaves_the_outcome_unknown_and_serves_again
     assert!(matches!(away, ToolOutcome::Unavailable { .. }), "{away:?}");
     server.go();
     // Begun while the server may still be unavailable: it waits.
-    assert_eq!(bench.run("add", three()).await, done("3"));
+    assert_eq!(harness.run("add", three()).await, done("3"));
     assert_eq!(server.did(), ["slow began", "add"], "nothing ran twice");
 }
 
@@ -290,11 +290,11 @@ async fn a_server_that_restarted_between_two_calls_is_met_again_without_a_lost_o
         return;
     }
     let mut server = McpServer::start(edition, &[]);
-    let bench = Bench::start(&server, json!({})).await;
-    assert_eq!(bench.run("note", json!({"text": "one"})).await, done("noted"));
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    assert_eq!(harness.run("note", json!({"text": "one"})).await, done("noted"));
     server.kill();
     server.go();
-    assert_eq!(bench.run("note", json!({"text": "two"})).await, done("noted"));
+    assert_eq!(harness.run("note", json!({"text": "two"})).await, done("noted"));
     assert_eq!(server.did(), ["note one", "note two"]);
 }
 
@@ -312,18 +312,18 @@ async fn a_call_that_takes_too_long_or_is_dropped_is_cancelled_at_the_server(
         return;
     }
     let server = McpServer::start(edition, args);
-    let bench = Bench::start(&server, json!({})).await;
-    bench.until_known().await;
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    harness.until_known().await;
     let slow = || run("slow", json!({"seconds": 600}));
-    let outcome = bench.tools.run(slow(), Duration::from_secs(2)).await.outcome;
+    let outcome = harness.tools.run(slow(), Duration::from_secs(2)).await.outcome;
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     server.until("slow cancelled").await;
-    let tools = Arc::clone(&bench.tools);
+    let tools = Arc::clone(&harness.tools);
     let dropped = tokio::spawn(async move { tools.run(slow(), LONG).await.outcome });
     server.until("slow began").await;
     dropped.abort();
     server.until("slow cancelled").await;
-    assert_eq!(bench.run("slow", json!({"seconds": 0.01})).await, done("at last"));
+    assert_eq!(harness.run("slow", json!({"seconds": 0.01})).await, done("at last"));
 }
 
 #[tokio::test]
@@ -332,16 +332,16 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
         return;
     }
     let mut server = McpServer::stopped(Newer, &[]);
-    let bench = Bench::start(&server, json!({})).await;
-    let outcome = bench
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    let outcome = harness
         .tools
         .run(run("add", three()), Duration::from_millis(500))
         .await
         .outcome;
     assert!(matches!(outcome, ToolOutcome::Unavailable { .. }), "{outcome:?}");
-    assert!(bench.offered().is_empty());
-    assert!(bench.tools.complete().now_or_never().is_none());
-    let tools = Arc::clone(&bench.tools);
+    assert!(harness.offered().is_empty());
+    assert!(harness.tools.complete().now_or_never().is_none());
+    let tools = Arc::clone(&harness.tools);
     let waiting = tokio::spawn(async move { tools.run(run("add", three()), LONG).await.outcome });
     server.go();
     assert_eq!(waiting.await.unwrap(), done("3"));
@@ -354,12 +354,12 @@ async fn a_run_of_a_tool_that_nobody_offers_is_unavailable_at_once() {
         return;
     }
     let server = McpServer::start(Older, &[]);
-    let bench = Bench::start(&server, json!({})).await;
-    bench.until_known().await;
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    harness.until_known().await;
     for name in ["hub__absent", "other__add", "yield"] {
         let mut wanted = run("add", three());
         wanted.name = name.into();
-        let outcome = bench.tools.run(wanted, LONG).await.outcome;
+        let outcome = harness.tools.run(wanted, LONG).await.outcome;
         assert!(
             matches!(outcome, ToolOutcome::Unavailable { .. }),
             "{name}: {outcome:?}"
@@ -374,18 +374,24 @@ async fn a_long_result_is_stored_whole_and_read_in_parts_also_by_the_next_proces
         return;
     }
     let server = McpServer::start(Newer, &[]);
-    let mut bench = Bench::start(&server, json!({})).await;
-    bench.until_known().await;
-    assert_eq!(bench.run("huge", json!({"bytes": MOST})).await, done(&"x".repeat(MOST)));
-    assert!(!bench.world.path("state/artifacts").exists(), "there is room for it");
-    let finished = bench.tools.run(run("huge", json!({"bytes": 100_000})), LONG).await;
+    let mut harness = ToolsHarness::start(&server, json!({})).await;
+    harness.until_known().await;
+    assert_eq!(
+        harness.run("huge", json!({"bytes": MAX_RESULT_BYTES})).await,
+        done(&"x".repeat(MAX_RESULT_BYTES))
+    );
+    assert!(
+        !harness.harness.path("state/artifacts").exists(),
+        "there is room for it"
+    );
+    let finished = harness.tools.run(run("huge", json!({"bytes": 100_000})), LONG).await;
     let name = finished.artifacts.text.expect("it is stored");
-    bench.restart();
+    harness.restart();
     let (mut offset, mut parts) = (0, 0);
     while offset < 100_000 {
         let mut part = run("", json!({"name": name, "offset": offset}));
         part.name = READ_TOOL.into();
-        let finished = bench.tools.run(part, LONG).await;
+        let finished = harness.tools.run(part, LONG).await;
         assert_eq!(finished.artifacts.text, None, "a part is not stored again");
         let ToolOutcome::Done { text } = finished.outcome else {
             panic!()
@@ -397,7 +403,7 @@ async fn a_long_result_is_stored_whole_and_read_in_parts_also_by_the_next_proces
         );
         offset += part.len();
         parts += 1;
-        assert!(text.len() <= MOST && part.bytes().all(|byte| byte == b'x'));
+        assert!(text.len() <= MAX_RESULT_BYTES && part.bytes().all(|byte| byte == b'x'));
     }
     assert_eq!((offset, parts), (100_000, 4));
 }

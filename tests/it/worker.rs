@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 pub use gateway::{Gateway, answer};
 use gateway::{Log, Reply, sleep};
-use process::{Bench, CANARY};
+use process::{CANARY, WorkerHarness};
 
 fn is(log: &Log, state: LoopState) -> bool {
     log.last().state == state
@@ -44,13 +44,13 @@ fn roles(body: &Value) -> Vec<&str> {
 }
 
 /// A worker that has turned twice and sleeps.
-async fn asleep(bench: &mut Bench) -> (Gateway, process::Worker, Log) {
+async fn asleep(harness: &mut WorkerHarness) -> (Gateway, process::Worker, Log) {
     let chunks = vec![
         json!({"choices": [{"index": 0, "delta": {"content": format!("think {CANARY}")}}]}),
         json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
     ];
-    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Stream(chunks), sleep(3600)]);
-    let worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![Reply::Stream(chunks), sleep(3600)]);
+    let worker = harness.worker(&gateway);
     let log = gateway
         .until("asleep", |log| is(log, LoopState::Sleeping) && log.acks.len() == 2)
         .await;
@@ -59,8 +59,8 @@ async fn asleep(bench: &mut Bench) -> (Gateway, process::Worker, Log) {
 
 #[tokio::test]
 async fn a_loop_turns_sleeps_wakes_on_a_directive_and_drains_on_sigterm() {
-    let mut bench = Bench::new();
-    let (gateway, mut worker, log) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (gateway, mut worker, log) = asleep(&mut harness).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c1a1"]);
     assert_eq!(log.sorted_acks(), ["t1c1a1", "t2c1a1"]);
     let request = &log.calls[1].1;
@@ -93,15 +93,15 @@ async fn a_loop_turns_sleeps_wakes_on_a_directive_and_drains_on_sigterm() {
     worker.terminate().await;
     assert!(worker.ended().await.success());
     assert_eq!(gateway.log().last().state, LoopState::Stopped);
-    bench.assert_discreet();
+    harness.assert_discreet();
     let reports = serde_json::to_string(&gateway.log().reports).unwrap();
     assert!(!reports.contains(CANARY));
 }
 
 #[tokio::test]
 async fn the_journal_shows_on_stdout_line_by_line_without_any_text() {
-    let mut bench = Bench::new();
-    let (_gateway, mut worker, _) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (_gateway, mut worker, _) = asleep(&mut harness).await;
     worker.terminate().await;
     worker.ended().await;
     let output = worker.output();
@@ -110,21 +110,21 @@ async fn the_journal_shows_on_stdout_line_by_line_without_any_text() {
     assert_eq!(kinds.first(), Some(&"Started"));
     let answered = lines.iter().find(|line| line["kind"] == "CallAnswered").unwrap();
     assert_eq!((&answered["turn"], &answered["call"]), (&json!(1), &json!("t1c1a1")));
-    let in_file = bench.query("SELECT count(*) FROM journal");
+    let in_file = harness.query("SELECT count(*) FROM journal");
     assert_eq!(i64::try_from(kinds.len()).unwrap(), in_file);
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn the_history_of_a_running_worker_is_exported_from_a_copy_of_its_journal() {
-    let mut bench = Bench::new();
-    let (_gateway, mut worker, _) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (_gateway, mut worker, _) = asleep(&mut harness).await;
     let agentloop = |args: &[&OsStr]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));
         command.args(args).output().unwrap()
     };
-    let copied = agentloop(&["journal".as_ref(), "--journal-dir".as_ref(), bench.journal.as_ref()]);
-    let copy = bench.dir.path().join("copy.sqlite");
+    let copied = agentloop(&["journal".as_ref(), "--journal-dir".as_ref(), harness.journal.as_ref()]);
+    let copy = harness.dir.path().join("copy.sqlite");
     std::fs::write(&copy, copied.stdout).unwrap();
     let exported = agentloop(&["history".as_ref(), copy.as_ref()]);
     assert!(exported.status.success(), "{exported:?}");
@@ -144,7 +144,7 @@ async fn the_history_of_a_running_worker_is_exported_from_a_copy_of_its_journal(
     assert_eq!(texts[0], &json!(format!("think {CANARY}")));
     assert!(worker.is_running());
     // The journal itself is the worker's.
-    let refused = agentloop(&["history".as_ref(), bench.journal.join("journal.sqlite").as_ref()]);
+    let refused = agentloop(&["history".as_ref(), harness.journal.join("journal.sqlite").as_ref()]);
     let words = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1));
     assert!(words.contains("`agentloop journal` has written"), "{words}");
@@ -152,12 +152,12 @@ async fn the_history_of_a_running_worker_is_exported_from_a_copy_of_its_journal(
 
 #[tokio::test]
 async fn after_sigkill_in_a_sleep_transcript_totals_and_deadline_are_intact() {
-    let mut bench = Bench::new();
-    let (gateway, worker, before) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (gateway, worker, before) = asleep(&mut harness).await;
     worker.kill().await;
-    bench.epoch = 2;
+    harness.epoch = 2;
     let reports = before.reports.len();
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let after = gateway
         .until("asleep again", |log| {
             log.reports.len() > reports && is(log, LoopState::Sleeping)
@@ -178,18 +178,18 @@ async fn after_sigkill_in_a_sleep_transcript_totals_and_deadline_are_intact() {
     assert_eq!(old.as_array().unwrap()[..], new.as_array().unwrap()[..4]);
     worker.terminate().await;
     worker.ended().await;
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn after_sigkill_in_a_call_the_same_call_is_asked_for_again() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     worker.kill().await;
     gateway.keep("t1c1a1", sleep(3600));
-    let _worker = bench.worker(&gateway);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
     assert_eq!(log.calls[0].1, log.calls[1].1, "the same prompt, byte for byte");
@@ -198,9 +198,9 @@ async fn after_sigkill_in_a_call_the_same_call_is_asked_for_again() {
 
 #[tokio::test]
 async fn suspend_cuts_the_call_within_250_ms_and_the_process_idles_until_sigterm() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let mut worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     let asked = Instant::now();
     gateway.tell(|event| event.directives.suspend = true);
@@ -217,10 +217,10 @@ async fn suspend_cuts_the_call_within_250_ms_and_the_process_idles_until_sigterm
 
 #[tokio::test]
 async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_end() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
     gateway.tell(|event| event.directives.stop = Some("monday".into()));
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let log = gateway
         .until("the end", |log| !log.reports.is_empty() && log.last().outcome.is_some())
         .await;
@@ -230,7 +230,7 @@ async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_
 
     // That was not reported, and another pod runs the loop.
     gateway.set_epoch(9);
-    worker = bench.worker(&gateway);
+    worker = harness.worker(&gateway);
     let reports = log.reports.len();
     let log = gateway
         .until("the same end", |log| {
@@ -245,10 +245,10 @@ async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_
 
 #[tokio::test]
 async fn a_suspension_that_is_lifted_before_the_pod_goes_ends_the_process_and_the_next_one_goes_on() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
     gateway.tell(|event| event.directives.suspend = true);
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let log = gateway
         .until("stopped", |log| !log.reports.is_empty() && is(log, LoopState::Stopped))
         .await;
@@ -258,16 +258,16 @@ async fn a_suspension_that_is_lifted_before_the_pod_goes_ends_the_process_and_th
     );
     gateway.tell(|event| event.directives.suspend = false);
     assert!(worker.ended().await.success());
-    let _worker = bench.worker(&gateway);
+    let _worker = harness.worker(&gateway);
     gateway.until("running", |log| is(log, LoopState::Running)).await;
     gateway.until("the call", |log| !log.calls.is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_fenced_worker_cuts_its_call_and_ends() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let mut worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     gateway.tell(|event| event.fenced = true);
     assert!(worker.ended().await.success());
@@ -276,9 +276,9 @@ async fn a_fenced_worker_cuts_its_call_and_ends() {
 
 #[tokio::test]
 async fn sigterm_lets_the_call_in_flight_finish_and_journals_its_answer() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let mut worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     worker.terminate().await;
     gateway.until("stopping", |log| is(log, LoopState::Stopping)).await;
@@ -286,15 +286,15 @@ async fn sigterm_lets_the_call_in_flight_finish_and_journals_its_answer() {
     assert!(worker.ended().await.success());
     assert!(gateway.log().cancels.is_empty());
     assert_eq!(gateway.log().acks, ["t1c1a1"]);
-    let answers = bench.query("SELECT count(*) FROM messages WHERE json LIKE '%\"role\":\"assistant\"%'");
+    let answers = harness.query("SELECT count(*) FROM messages WHERE json LIKE '%\"role\":\"assistant\"%'");
     assert_eq!(answers, 1);
 }
 
 #[tokio::test]
 async fn sigterm_cuts_the_call_in_flight_when_the_drain_time_is_over_and_not_before() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let mut worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     let asked = Instant::now();
     worker.terminate().await;
@@ -305,10 +305,10 @@ async fn sigterm_cuts_the_call_in_flight_when_the_drain_time_is_over_and_not_bef
 
 #[tokio::test]
 async fn sigterm_ends_a_worker_that_still_waits_for_its_gateway() {
-    let mut bench = Bench::new();
-    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut harness = WorkerHarness::new();
+    let mut gateway = Gateway::start(harness.dir.path(), vec![]);
     gateway.down();
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     while !worker.output().contains("failed to get the session") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -318,9 +318,9 @@ async fn sigterm_ends_a_worker_that_still_waits_for_its_gateway() {
 
 #[tokio::test]
 async fn the_run_lease_pauses_the_loop_at_60_s_and_contact_brings_it_back() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let _worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     gateway.tell(|event| event.link_age_milliseconds = 58_000);
     let said = Instant::now();
@@ -340,10 +340,10 @@ async fn the_run_lease_pauses_the_loop_at_60_s_and_contact_brings_it_back() {
 
 #[tokio::test]
 async fn a_worker_that_starts_without_contact_makes_no_call_until_there_is_some() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
     gateway.tell(|event| event.link_age_milliseconds = 60_000);
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the events", |log| log.listeners == 1).await;
     assert!(
         tokio::time::timeout(Duration::from_millis(300), worker.wait())
@@ -357,9 +357,9 @@ async fn a_worker_that_starts_without_contact_makes_no_call_until_there_is_some(
 
 #[tokio::test]
 async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_on() {
-    let mut bench = Bench::new();
-    let (gateway, mut first, _) = asleep(&mut bench).await;
-    let mut second = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let (gateway, mut first, _) = asleep(&mut harness).await;
+    let mut second = harness.worker(&gateway);
     assert!(!second.ended().await.success());
     assert!(
         second.output().contains("another worker has locked the journal"),
@@ -371,12 +371,12 @@ async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_
 
 #[tokio::test]
 async fn a_pod_with_an_older_epoch_ends_with_words() {
-    let mut bench = Bench::new();
-    bench.epoch = 3;
-    let (gateway, worker, _) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    harness.epoch = 3;
+    let (gateway, worker, _) = asleep(&mut harness).await;
     worker.kill().await;
-    bench.epoch = 2;
-    let mut older = bench.worker(&gateway);
+    harness.epoch = 2;
+    let mut older = harness.worker(&gateway);
     assert!(!older.ended().await.success());
     assert!(
         older.output().contains("pod pod-3 with epoch 3 has taken over"),
@@ -387,15 +387,15 @@ async fn a_pod_with_an_older_epoch_ends_with_words() {
 
 #[tokio::test]
 async fn a_damaged_journal_ends_the_worker_with_words_in_its_log_and_in_the_report() {
-    let mut bench = Bench::new();
-    let (gateway, mut worker, _) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (gateway, mut worker, _) = asleep(&mut harness).await;
     worker.terminate().await;
     worker.ended().await;
-    let file = bench.journal.join("journal.sqlite");
+    let file = harness.journal.join("journal.sqlite");
     let mut bytes = std::fs::read(&file).unwrap();
     bytes[..16].fill(0xff);
     std::fs::write(&file, bytes).unwrap();
-    let mut next = bench.worker(&gateway);
+    let mut next = harness.worker(&gateway);
     assert!(!next.ended().await.success());
     assert!(
         next.output().contains("journal.sqlite is corrupted"),
@@ -405,5 +405,5 @@ async fn a_damaged_journal_ends_the_worker_with_words_in_its_log_and_in_the_repo
     let error = gateway.log().last().last_error.unwrap();
     assert_eq!(error.kind, "JournalCorrupted");
     assert!(error.message.contains("restore the file from a backup"));
-    bench.assert_discreet();
+    harness.assert_discreet();
 }

@@ -178,7 +178,7 @@ fn known_totals(snapshot: &AgentSnapshot) -> LoopTotals {
     let monitored = |pod: &LivePod| listening.is_some_and(|(uid, _)| *uid == pod.uid);
     let final_report = snapshot.final_report.as_ref().filter(|(pod, _)| monitored(pod));
     let report = snapshot.report.as_ref().or(final_report.map(|(_, report)| report));
-    totals::known(snapshot.status(), snapshot.memory.known.as_ref(), report)
+    totals::merge_totals(snapshot.status(), snapshot.memory.known.as_ref(), report)
 }
 
 /// Whether the running pod has been silent for the whole run lease. The silence of a new pod is measured from its

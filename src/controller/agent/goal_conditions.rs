@@ -9,7 +9,7 @@ use crate::api::status::{LoopOutcome, LoopStatus, PauseReason};
 const BELOW_THRESHOLD: &str = "BelowThreshold";
 const UNREADABLE: &str = "AnswerUnreadable";
 /// Most missing artifacts that a message names.
-const MOST_PATHS: usize = 5;
+const MAX_PATHS: usize = 5;
 /// How to start a loop again.
 const RESTART: &str = "change the spec or set the annotation agentloop.dev/wake to start from the first step";
 
@@ -143,7 +143,7 @@ fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSp
 
 /// The first of these paths, and how many more there are.
 fn first_paths(paths: &[&str]) -> String {
-    let shown = paths.len().min(MOST_PATHS);
+    let shown = paths.len().min(MAX_PATHS);
     let more = match paths.len() - shown {
         0 => String::new(),
         more => format!(" and {more} more"),

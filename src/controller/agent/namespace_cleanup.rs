@@ -27,11 +27,14 @@ pub(super) async fn clean_up(shared: &SharedContext, pods: &[Store<WatchedPod>])
     }
     loop {
         tokio::select! {
-            () = shared.sensors.left() => {}
+            () = shared.sensors.wait_for_departure() => {}
             () = tokio::time::sleep(AGAIN) => {}
         }
         tokio::time::sleep(SETTLE).await;
-        let made: BTreeSet<String> = kinds(shared).into_iter().flat_map(NamespaceObjects::made).collect();
+        let made: BTreeSet<String> = kinds(shared)
+            .into_iter()
+            .flat_map(NamespaceObjects::namespaces)
+            .collect();
         for namespace in made.iter().filter(|namespace| is_abandoned(shared, pods, namespace)) {
             if let Err(error) = clear(shared, pods, namespace).await {
                 tracing::warn!(namespace, %error, "failed to delete the shared objects of a namespace; retrying");

@@ -23,14 +23,14 @@ use crate::controller::runtime::status_throttle::StatusStep;
 use crate::controller::runtime::status_writer::{CONFLICT_RETRY, StatusWrite, merge_patch, write_status};
 
 /// The result of [`publish`].
-pub(super) struct Published {
+pub(super) struct PublishedAgentStatus {
     /// When to reconcile again: for a pending write, for example.
     pub(super) requeue: Requeue,
     /// The status that was written, and the resource version that the Agent has since.
     pub(super) written: Option<(Option<String>, AgentStatus)>,
 }
 
-impl Published {
+impl PublishedAgentStatus {
     fn nothing(requeue: Requeue) -> Self {
         Self { requeue, written: None }
     }
@@ -78,13 +78,13 @@ pub(super) async fn publish(
     observed: &ObservedAgent,
     plan: &ReconcilePlan<'_>,
     applied: &AppliedPlan,
-) -> Result<Published, ReconcileError> {
+) -> Result<PublishedAgentStatus, ReconcileError> {
     let (events, about) = (&ctx.shared.events, subject.agent.object_ref(&()));
     events.send(events::from_pod(applied), &about);
     let new = status(subject.agent, observed, plan, applied);
     match step(observed, applied, &new) {
-        StatusStep::Keep => return Ok(Published::nothing(Requeue::AwaitChange)),
-        StatusStep::Postpone(delay) => return Ok(Published::nothing(Requeue::After(delay, Priority::Low))),
+        StatusStep::Keep => return Ok(PublishedAgentStatus::nothing(Requeue::AwaitChange)),
+        StatusStep::Postpone(delay) => return Ok(PublishedAgentStatus::nothing(Requeue::After(delay, Priority::Low))),
         StatusStep::Write => {}
     }
     let last = &observed.snapshot.last;
@@ -92,12 +92,15 @@ pub(super) async fn publish(
     let changes = merge_patch(&json!(last.status), &json!(new));
     let written = write_status(&api, &subject.key.name, last.version.as_deref(), changes).await?;
     if written == StatusWrite::Conflict {
-        return Ok(Published::nothing(Requeue::After(CONFLICT_RETRY, Priority::Low)));
+        return Ok(PublishedAgentStatus::nothing(Requeue::After(
+            CONFLICT_RETRY,
+            Priority::Low,
+        )));
     }
     events.send(events::from_status(&last.status, &new), &about);
     // A pod whose loop has ended is deleted only after the outcome is written: reconcile again at once.
     let ended = plan.intent == Intent::RecordOutcome;
-    Ok(Published {
+    Ok(PublishedAgentStatus {
         requeue: Requeue::after(ended.then_some(Duration::ZERO), Priority::High),
         written: match written {
             StatusWrite::Written(version) => Some((version, new)),

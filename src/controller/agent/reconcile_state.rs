@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::apply::{AppliedPlan, PodObstacle};
 use super::decide::ReconcilePlan;
-use super::publish::Published;
+use super::publish::PublishedAgentStatus;
 use crate::api::{AgentStatus, NamespacedName};
 use crate::controller::runtime::backoff;
 use crate::controller::runtime::pod_state::PodReason;
@@ -159,7 +159,7 @@ impl AgentReconcileState {
     }
 
     /// After the last step of a reconcile that has succeeded. `seen`: the resource version that the status was written over.
-    pub(super) fn record_published(&mut self, published: Published, seen: Option<&str>, now: Timestamp) {
+    pub(super) fn record_published(&mut self, published: PublishedAgentStatus, seen: Option<&str>, now: Timestamp) {
         self.errors = 0;
         let Some((version, status)) = published.written else {
             return;

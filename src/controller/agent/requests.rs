@@ -12,7 +12,7 @@ use crate::support::text::first_chars;
 
 /// Requests that are not handled yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct OpenRequests {
+pub(super) struct PendingAnnotations {
     /// Value of the annotation `agentloop.dev/wake`.
     pub(super) wake: Option<String>,
     /// Value of the annotation `agentloop.dev/resume`.
@@ -31,10 +31,10 @@ pub(super) struct LoopEnds {
 }
 
 /// The requests of an Agent that its status does not record as handled.
-pub(super) fn open(agent: &Agent, status: &AgentStatus) -> OpenRequests {
+pub(super) fn open(agent: &Agent, status: &AgentStatus) -> PendingAnnotations {
     let handled = status.last_handled_requests.clone().unwrap_or_default();
     let asked = requested(agent);
-    OpenRequests {
+    PendingAnnotations {
         wake: asked.wake.filter(|value| handled.wake.as_ref() != Some(value)),
         resume: asked.resume.filter(|value| handled.resume.as_ref() != Some(value)),
         stop: asked.stop.filter(|value| handled.stop.as_ref() != Some(value)),
@@ -112,12 +112,12 @@ pub(super) fn remember(
     (handled != HandledRequests::default()).then_some(handled)
 }
 
-fn requested(agent: &Agent) -> OpenRequests {
+fn requested(agent: &Agent) -> PendingAnnotations {
     let value = |key| {
         let value = agent.annotations().get(key).filter(|value| !value.is_empty());
         value.map(|value| first_chars(value, 256).to_owned())
     };
-    OpenRequests {
+    PendingAnnotations {
         wake: value(names::WAKE),
         resume: value(names::RESUME),
         stop: value(names::STOP),

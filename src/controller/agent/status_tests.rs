@@ -150,7 +150,7 @@ impl Case {
             intent: self.intent,
             pod: self.pod.as_ref(),
             last_report: self.last_report.as_ref(),
-            known: &totals::known(&self.old, None, self.last_report.as_ref()),
+            known: &totals::merge_totals(&self.old, None, self.last_report.as_ref()),
             finding: self.finding.as_ref(),
             shares: Some(&self.shares),
             sensors: &self.sensors,

@@ -7,11 +7,11 @@ use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::LoopTotals;
 
 /// Most models listed in the status.
-const MOST_MODELS: usize = 10;
+const MAX_MODELS: usize = 10;
 
 /// Merges the written totals, the remembered ones and the last report. What a pod has reported and is not written yet
 /// is remembered, so that it outlives the pod.
-pub(super) fn known(
+pub(super) fn merge_totals(
     status: &AgentStatus,
     remembered: Option<&LoopTotals>,
     last_report: Option<&ReceivedReport>,
@@ -51,7 +51,7 @@ pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
             None => known.by_model.push(model),
         }
     }
-    known.by_model.truncate(MOST_MODELS);
+    known.by_model.truncate(MAX_MODELS);
     known.counts.merge(&new.counts);
     known
 }
@@ -138,6 +138,6 @@ mod tests {
             at: jiff::Timestamp::UNIX_EPOCH,
         };
         of_tool(&mut usage.counts.by_tool, "a").error = 1;
-        assert_eq!(known(&status, None, Some(&report)).usage, usage);
+        assert_eq!(merge_totals(&status, None, Some(&report)).usage, usage);
     }
 }

@@ -17,17 +17,17 @@ use crate::api::tools::{MAX_APPROVAL_CONDITIONS, ToolsSpec, is_tool_header};
 use crate::api::{Agent, AgentStatus, WORKSPACE_LABEL};
 use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObstacleReason};
 use crate::controller::runtime::names;
-use crate::link::pod::MOST_SKILL_BYTES;
+use crate::link::pod::MAX_SKILL_BYTES;
 use crate::sensing::expression::{Expression, ExpressionScope, PatternAllowance};
 use crate::support::json_schema;
 
 /// Limit of a label value and of a pod's host name.
-const LONGEST_NAME: usize = 63;
+const MAX_NAME: usize = 63;
 /// Longest configuration of a container, in bytes. Linux limits one environment variable to 128 KiB, including its
 /// name.
-const LONGEST_CONFIG: usize = 120 * 1024;
+const MAX_CONFIG: usize = 120 * 1024;
 /// Longest system prompt, without skills, in bytes.
-const LONGEST_INSTRUCTIONS: usize = 32 * 1024;
+const MAX_INSTRUCTIONS: usize = 32 * 1024;
 
 /// The result of reading a reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -341,22 +341,22 @@ fn workspace(agent: &Agent, looked: Option<&ReferenceLookup<Option<WorkspaceProb
 
 fn name(agent: &Agent) -> Result<(), InvalidAgent> {
     let length = agent.name_any().len();
-    if length <= LONGEST_NAME {
+    if length <= MAX_NAME {
         return Ok(());
     }
     Err(InvalidAgent::spec(format!(
-        "metadata.name has {length} characters, and a pod name may have at most {LONGEST_NAME}: recreate the Agent \
+        "metadata.name has {length} characters, and a pod name may have at most {MAX_NAME}: recreate the Agent \
          under a shorter name"
     )))
 }
 
 fn size(agent: &Agent, settings: &ReconcilerSettings) -> Result<(), InvalidAgent> {
     let length = manifest::config(agent, i64::MAX, settings, names::WORKER).len();
-    if length <= LONGEST_CONFIG {
+    if length <= MAX_CONFIG {
         return Ok(());
     }
     Err(InvalidAgent::spec(format!(
-        "spec has {length} bytes as JSON; the maximum is {LONGEST_CONFIG}: move spec.instructions to a \
+        "spec has {length} bytes as JSON; the maximum is {MAX_CONFIG}: move spec.instructions to a \
          ConfigMap and reference it in spec.instructionsFrom"
     )))
 }
@@ -423,10 +423,10 @@ fn instructions(text: &str, field: &str, reference: &KeyRef) -> Result<(), Inval
             "{field}: key {key} of ConfigMap {name} is empty: write the system prompt into it"
         )));
     }
-    if text.len() > LONGEST_INSTRUCTIONS {
+    if text.len() > MAX_INSTRUCTIONS {
         return Err(InvalidAgent::spec(format!(
             "{field}: key {key} of ConfigMap {name} has {} bytes; the maximum for a system prompt is \
-             {LONGEST_INSTRUCTIONS}: shorten it",
+             {MAX_INSTRUCTIONS}: shorten it",
             text.len()
         )));
     }
@@ -449,9 +449,9 @@ fn skills(skills: &[SkillSpec], looked: &[ReferenceLookup<String>]) -> Result<()
         }
         all += text.len();
     }
-    if all > MOST_SKILL_BYTES {
+    if all > MAX_SKILL_BYTES {
         return Err(InvalidAgent::spec(format!(
-            "spec.skills: the skills have {all} bytes in total; the maximum is {MOST_SKILL_BYTES}: shorten or remove \
+            "spec.skills: the skills have {all} bytes in total; the maximum is {MAX_SKILL_BYTES}: shorten or remove \
              skills"
         )));
     }

@@ -22,7 +22,7 @@ use crate::support::hash::sha256_hex;
 pub const KIND: &str = "BudgetAsk";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum GateAnswer {
+pub enum BudgetGateDecision {
     Approved {
         /// Id of the [`BudgetGate`].
         id: String,
@@ -71,13 +71,13 @@ pub fn hash(budget: &AgentBudget, id: &str) -> String {
 /// The answer to the open [`BudgetGate`] in `status`. Editing the offered amount changes the hash, so an approval of
 /// the earlier amount is void.
 #[must_use]
-pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAnswer> {
+pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<BudgetGateDecision> {
     let gate = status.gates.first()?;
     match gate_annotations::answer(budget.annotations(), &gate.id, &gate.arguments_hash)? {
-        AnnotatedAnswer::Denied { value, .. } => Some(GateAnswer::Denied { value }),
+        AnnotatedAnswer::Denied { value, .. } => Some(BudgetGateDecision::Denied { value }),
         AnnotatedAnswer::Approved { by, value } => {
             let current = gate.arguments_hash == hash(budget, &gate.id);
-            current.then(|| GateAnswer::Approved {
+            current.then(|| BudgetGateDecision::Approved {
                 id: gate.id.clone(),
                 by,
                 value,
@@ -90,8 +90,8 @@ pub fn answer(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<GateAn
 #[must_use]
 pub fn approved(budget: &AgentBudget, status: &AgentBudgetStatus) -> Option<(String, Amount)> {
     match answer(budget, status)? {
-        GateAnswer::Approved { id, .. } => Some((format!("{GATE_TOP_UP}{id}"), offer(budget))),
-        GateAnswer::Denied { .. } => None,
+        BudgetGateDecision::Approved { id, .. } => Some((format!("{GATE_TOP_UP}{id}"), offer(budget))),
+        BudgetGateDecision::Denied { .. } => None,
     }
 }
 

@@ -362,8 +362,8 @@ impl AccountAssignments {
             Err(problem) => obstacles.add(CallObstacleReason::BudgetUnavailable, problem.clone()),
         }
         let trust = match platform_limit {
-            _ if self.policy.agent_prices == AgentPrices::Deny => PriceTrust::Nobody("the platform"),
-            Some(ref budget) => PriceTrust::Nobody(budget),
+            _ if self.policy.agent_prices == AgentPrices::Deny => PriceTrust::PlatformOnly("the platform"),
+            Some(ref budget) => PriceTrust::PlatformOnly(budget),
             None => PriceTrust::Agents,
         };
         decision.prices = self.prices(agent, facts, trust);
@@ -394,7 +394,7 @@ impl AccountAssignments {
         let called: Vec<&PricedModel> = self.running.get(agent).into_iter().flatten().collect();
         let own = |name: &str| match trust {
             PriceTrust::Agents => only_price(&named, name).or_else(|| only_price(&called, name)),
-            PriceTrust::Nobody(_) => None,
+            PriceTrust::PlatformOnly(_) => None,
         };
         let all = named.iter().chain(&called).map(|model| &model.name);
         all.filter_map(|name| {
@@ -456,7 +456,7 @@ enum PriceTrust<'a> {
     /// Those in the specs of Agents.
     Agents,
     /// No others, because this limit does not accept them.
-    Nobody(&'a str),
+    PlatformOnly(&'a str),
 }
 
 /// The [`ModelPrice`] of a model, unless different prices are given for the same name.
@@ -483,7 +483,7 @@ fn check_price(
             "the price of model {name} is unknown: set {field}.price (the same for each model of that name), or \
              prices.{name} in the chart"
         ),
-        (None, PriceTrust::Nobody(holder)) => format!(
+        (None, PriceTrust::PlatformOnly(holder)) => format!(
             "the price of model {name} is unknown: add prices.{name} to the chart's values; {holder} ignores \
              {field}.price"
         ),

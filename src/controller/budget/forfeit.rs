@@ -23,7 +23,7 @@ pub const RECORD_WAIT: SignedDuration = SignedDuration::from_mins(5);
 /// How long a gateway without contact may make calls.
 const RUN_LEASE: SignedDuration = SignedDuration::from_secs(RUN_LEASE_SECONDS.cast_signed());
 /// Longest call of an Agent that is no longer known: the default of `spec.model.timeoutSeconds`.
-const LONGEST_CALL: SignedDuration = SignedDuration::from_mins(5);
+const MAX_CALL: SignedDuration = SignedDuration::from_mins(5);
 
 /// The relevant facts about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl HolderLiveness {
         }
         let since = *self.missing.entry(holder.record.clone()).or_insert(now);
         let missing = now.duration_since(since);
-        let call = self.calls.get(agent).copied().unwrap_or(LONGEST_CALL);
+        let call = self.calls.get(agent).copied().unwrap_or(MAX_CALL);
         let stopped = if self.ended.contains(&holder.pod_uid) {
             WATCH_LAG
         } else {

@@ -29,7 +29,7 @@ const HELD: Amount = Amount {
     ..Amount::ZERO
 };
 
-struct World {
+struct MaintenanceHarness {
     budgets: BudgetLedger,
     metrics: Arc<Metrics>,
     ephemeral: bool,
@@ -66,15 +66,15 @@ pub(super) fn asking_for(amount: Amount) -> LeaseRequest {
     }
 }
 
-impl World {
+impl MaintenanceHarness {
     /// A ledger with a budget, an Agent and, if `listed`, all pods; a gateway in pod `pod-1` holds the whole budget.
     fn new(ephemeral: bool, listed: bool) -> Self {
-        let world = Self::with(ephemeral, &json!({}));
+        let harness = Self::with(ephemeral, &json!({}));
         if listed {
-            world.budgets.pods_listed(None, &BTreeSet::from([key()]));
+            harness.budgets.pods_listed(None, &BTreeSet::from([key()]));
         }
-        world.hold(&holder("record", "pod-1"));
-        world
+        harness.hold(&holder("record", "pod-1"));
+        harness
     }
 
     /// No leases are held yet.
@@ -94,18 +94,18 @@ impl World {
             metrics: metrics.clone(),
             wall: Timestamp::constant(1_800_000_000, 0),
         });
-        let world = Self {
+        let harness = Self {
             budgets,
             metrics,
             ephemeral,
         };
-        world.budgets.namespaces_listed(Some(BTreeMap::new()));
-        world.budget(edits);
-        world.budgets.budgets_listed(None, &BTreeSet::from(["b".to_owned()]));
-        world.agent(&json!({}));
-        world.budgets.agents_listed(None, &BTreeSet::from([key()]));
-        world.pod("pod-1", "Running");
-        world
+        harness.budgets.namespaces_listed(Some(BTreeMap::new()));
+        harness.budget(edits);
+        harness.budgets.budgets_listed(None, &BTreeSet::from(["b".to_owned()]));
+        harness.agent(&json!({}));
+        harness.budgets.agents_listed(None, &BTreeSet::from([key()]));
+        harness.pod("pod-1", "Running");
+        harness
     }
 
     fn object<T: serde::de::DeserializeOwned>(kind: &str, name: &str, mut object: Value, edits: &Value) -> T {
@@ -225,7 +225,7 @@ impl World {
 
 #[tokio::test]
 async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_names_by_now() {
-    let world = World::new(false, true);
+    let harness = MaintenanceHarness::new(false, true);
     let dollar = || ModelPrice {
         input_per_million: "1".into(),
         output_per_million: "1".into(),
@@ -235,62 +235,62 @@ async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_na
         name: "old".into(),
         price: Some(dollar()),
     };
-    world.budgets.models_seen(&key(), &[called]);
-    let prices = world.budgets.terms(&key()).unwrap().prices;
+    harness.budgets.models_seen(&key(), &[called]);
+    let prices = harness.budgets.terms(&key()).unwrap().prices;
     assert_eq!(prices, BTreeMap::from([("old".to_owned(), dollar())]));
 }
 
 #[tokio::test]
 async fn a_gateway_of_version_1_gets_the_prices_of_the_models_of_the_spec_without_their_names() {
     let price = |dollars: &str| json!({"inputPerMillion": dollars, "outputPerMillion": dollars});
-    let world = World::new(false, true);
+    let harness = MaintenanceHarness::new(false, true);
     let model = |name: &str, dollars: &str| json!({"api": "Scripted", "name": name, "price": price(dollars)});
-    world.agent(&json!({"model": model("m", "3"), "lightModel": model("l", "1")}));
+    harness.agent(&json!({"model": model("m", "3"), "lightModel": model("l", "1")}));
     let unnamed = || {
-        let terms = serde_json::to_value(world.budgets.terms(&key()).unwrap()).unwrap();
+        let terms = serde_json::to_value(harness.budgets.terms(&key()).unwrap()).unwrap();
         (terms["price"].clone(), terms["lightPrice"].clone())
     };
     // Version 1 names no models when it attaches.
-    world.budgets.models_seen(&key(), &[]);
+    harness.budgets.models_seen(&key(), &[]);
     assert_eq!(unnamed(), (price("3"), price("1")));
-    world.agent(&json!({"model": model("m", "4")}));
+    harness.agent(&json!({"model": model("m", "4")}));
     assert_eq!(unnamed(), (price("4"), Value::Null), "there is no light model any more");
     let named = PricedModel {
         name: "m".into(),
         price: None,
     };
-    world.budgets.models_seen(&key(), &[named]);
+    harness.budgets.models_seen(&key(), &[named]);
     assert_eq!(unnamed(), (Value::Null, Value::Null), "its pod is of version 2");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more() {
     for phase in ["Failed", "Succeeded"] {
-        let world = World::new(true, true);
-        world.says(&holder("record", "pod-1"), 30).await;
-        world.pod("pod-1", phase);
-        world.budgets.tick();
-        world.wait(9).await;
-        assert_eq!(world.figures(), (30, 70), "the watch may lag behind");
-        world.wait(1).await;
-        assert_eq!(world.figures(), (100, 0), "{phase}");
+        let harness = MaintenanceHarness::new(true, true);
+        harness.says(&holder("record", "pod-1"), 30).await;
+        harness.pod("pod-1", phase);
+        harness.budgets.tick();
+        harness.wait(9).await;
+        assert_eq!(harness.figures(), (30, 70), "the watch may lag behind");
+        harness.wait(1).await;
+        assert_eq!(harness.figures(), (100, 0), "{phase}");
         let counted = "agentloop_ledger_forfeited_tokens_total 70";
-        let text = world.metrics.text();
+        let text = harness.metrics.text();
         assert!(text.lines().any(|line| line == counted), "{text}");
-        let late = world.says(&holder("record", "pod-1"), 40).await;
+        let late = harness.says(&holder("record", "pod-1"), 40).await;
         assert_eq!(late, [0; 0], "it is forgotten once its end is written");
-        world.write();
-        assert_eq!(world.says(&holder("record", "pod-1"), 40).await, [1]);
-        assert_eq!(world.figures(), (100, 0));
+        harness.write();
+        assert_eq!(harness.says(&holder("record", "pod-1"), 40).await, [1]);
+        assert_eq!(harness.figures(), (100, 0));
     }
 }
 
 /// The budget has a rolling window of `seconds` seconds.
-fn rolling(seconds: u64) -> World {
-    let world = World::with(false, &json!({"window": {"rolling": {"seconds": seconds}}}));
-    world.budgets.pods_listed(None, &BTreeSet::from([key()]));
-    world.hold(&holder("record", "pod-1"));
-    world
+fn rolling(seconds: u64) -> MaintenanceHarness {
+    let harness = MaintenanceHarness::with(false, &json!({"window": {"rolling": {"seconds": seconds}}}));
+    harness.budgets.pods_listed(None, &BTreeSet::from([key()]));
+    harness.hold(&holder("record", "pod-1"));
+    harness
 }
 
 /// The run lease, and the longest call of the Agent.
@@ -300,18 +300,18 @@ const PARTITIONED: u64 = 60 + 300;
 async fn a_volume_is_waited_for_as_long_as_the_rolling_window_but_at_most_a_day() {
     const DAY: u64 = 86_400;
     for (window, wait) in [(60, PARTITIONED), (3_600, 3_600), (DAY, DAY), (30 * DAY, DAY)] {
-        let world = rolling(window);
-        world.budgets.pod_gone(&key());
-        world.budgets.tick();
-        world.wait(wait - 1).await;
+        let harness = rolling(window);
+        harness.budgets.pod_gone(&key());
+        harness.budgets.tick();
+        harness.wait(wait - 1).await;
         assert_eq!(
-            world.figures(),
+            harness.figures(),
             (0, 100),
             "window of {window} s, one second before the end of the wait"
         );
-        world.wait(1).await;
+        harness.wait(1).await;
         assert_eq!(
-            world.figures(),
+            harness.figures(),
             (100, 0),
             "window of {window} s, at the end of the wait"
         );
@@ -320,81 +320,81 @@ async fn a_volume_is_waited_for_as_long_as_the_rolling_window_but_at_most_a_day(
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_returns_within_the_wait_reports_the_exact_amount() {
-    let world = rolling(3_600);
-    world.budgets.pod_gone(&key());
-    world.budgets.tick();
-    world.wait(3_599).await;
-    world.pod("pod-2", "Running");
-    world.says(&holder("record", "pod-2"), 20).await;
-    world.wait(3_500).await;
-    assert_eq!(world.figures(), (20, 80), "the next pod found the record");
+    let harness = rolling(3_600);
+    harness.budgets.pod_gone(&key());
+    harness.budgets.tick();
+    harness.wait(3_599).await;
+    harness.pod("pod-2", "Running");
+    harness.says(&holder("record", "pod-2"), 20).await;
+    harness.wait(3_500).await;
+    assert_eq!(harness.figures(), (20, 80), "the next pod found the record");
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_a_window_that_lasts_the_exact_numbers_are_waited_for_as_long_as_the_volume_is_there() {
-    let world = World::new(false, true);
-    world.budgets.pod_gone(&key());
-    world.wait(100_000).await;
-    assert_eq!(world.figures(), (0, 100), "spent or not, there is no room");
-    world.pod("pod-2", "Running");
-    world.says(&holder("record", "pod-2"), 20).await;
-    assert_eq!(world.figures(), (20, 80));
+    let harness = MaintenanceHarness::new(false, true);
+    harness.budgets.pod_gone(&key());
+    harness.wait(100_000).await;
+    assert_eq!(harness.figures(), (0, 100), "spent or not, there is no room");
+    harness.pod("pod-2", "Running");
+    harness.says(&holder("record", "pod-2"), 20).await;
+    assert_eq!(harness.figures(), (20, 80));
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_lives_is_never_buried_however_long_it_is_silent() {
     for ephemeral in [true, false] {
-        let world = World::new(ephemeral, true);
+        let harness = MaintenanceHarness::new(ephemeral, true);
         for phase in ["Pending", "Running", "Unknown"] {
-            world.pod("pod-1", phase);
-            world.wait(1_000).await;
-            assert_eq!(world.figures(), (0, 100), "{phase}");
+            harness.pod("pod-1", phase);
+            harness.wait(1_000).await;
+            assert_eq!(harness.figures(), (0, 100), "{phase}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_is_buried_while_it_is_not_known_which_pods_there_are() {
-    let world = World::new(true, false);
-    world.budgets.pod_gone(&key());
-    world.wait(1_000).await;
-    assert_eq!(world.figures(), (0, 100));
-    world.budgets.pods_listed(None, &BTreeSet::new());
-    world.budgets.tick();
-    world.wait(PARTITIONED - 1).await;
-    assert_eq!(world.figures(), (0, 100), "the wait begins when the end is known");
-    world.wait(1).await;
-    assert_eq!(world.figures(), (100, 0));
+    let harness = MaintenanceHarness::new(true, false);
+    harness.budgets.pod_gone(&key());
+    harness.wait(1_000).await;
+    assert_eq!(harness.figures(), (0, 100));
+    harness.budgets.pods_listed(None, &BTreeSet::new());
+    harness.budgets.tick();
+    harness.wait(PARTITIONED - 1).await;
+    assert_eq!(harness.figures(), (0, 100), "the wait begins when the end is known");
+    harness.wait(1).await;
+    assert_eq!(harness.figures(), (100, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_of_another_uid_is_another_pod() {
-    let world = World::new(true, true);
-    world.pod("pod-2", "Running");
-    world.budgets.tick();
-    world.wait(PARTITIONED).await;
-    assert_eq!(world.figures(), (100, 0), "pod-1 and its storage are gone");
+    let harness = MaintenanceHarness::new(true, true);
+    harness.pod("pod-2", "Running");
+    harness.budgets.tick();
+    harness.wait(PARTITIONED).await;
+    assert_eq!(harness.figures(), (100, 0), "pod-1 and its storage are gone");
 
     // On a volume: the old gateway is lost only once the new pod uses another record.
-    let world = World::new(false, true);
-    world.pod("pod-2", "Running");
-    world.wait(100).await;
-    assert_eq!(world.figures(), (0, 100));
-    world.says(&holder("another", "pod-2"), 0).await;
-    world.wait(PARTITIONED).await;
-    assert_eq!(world.figures(), (100, 0));
+    let harness = MaintenanceHarness::new(false, true);
+    harness.pod("pod-2", "Running");
+    harness.wait(100).await;
+    assert_eq!(harness.figures(), (0, 100));
+    harness.says(&holder("another", "pod-2"), 0).await;
+    harness.wait(PARTITIONED).await;
+    assert_eq!(harness.figures(), (100, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_gateway_of_an_agent_that_is_gone_is_buried_with_its_volume() {
-    let world = World::new(false, true);
-    world.budgets.pod_gone(&key());
-    world.budgets.agent_gone(&key());
-    world.budgets.tick();
-    world.wait(PARTITIONED - 1).await;
-    assert_eq!(world.figures(), (0, 100));
-    world.wait(1).await;
-    assert_eq!(world.figures(), (100, 0));
+    let harness = MaintenanceHarness::new(false, true);
+    harness.budgets.pod_gone(&key());
+    harness.budgets.agent_gone(&key());
+    harness.budgets.tick();
+    harness.wait(PARTITIONED - 1).await;
+    assert_eq!(harness.figures(), (0, 100));
+    harness.wait(1).await;
+    assert_eq!(harness.figures(), (100, 0));
 }
 
 /// The final statement of a pod: this much was spent, the rest is returned.
@@ -417,26 +417,26 @@ fn closing(spent: i64) -> LeaseRequest {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
-    let world = World::new(false, true);
-    world.budgets.agent_gone(&key());
+    let harness = MaintenanceHarness::new(false, true);
+    harness.budgets.agent_gone(&key());
     let first = holder("record", "pod-1");
-    let answer = world.budgets.accept_returns(&first, &closing(30)).unwrap();
+    let answer = harness.budgets.accept_returns(&first, &closing(30)).unwrap();
     assert_eq!(answer.accounts[0].leases, [], "the lease is closed");
-    assert_eq!(world.figures(), (30, 0));
-    world.budgets.pod_gone(&key());
-    world.wait(10_000).await;
-    assert_eq!(world.figures(), (30, 0), "nothing is left to forfeit");
-    world.write();
-    let answer = world.budgets.accept_returns(&first, &closing(30));
+    assert_eq!(harness.figures(), (30, 0));
+    harness.budgets.pod_gone(&key());
+    harness.wait(10_000).await;
+    assert_eq!(harness.figures(), (30, 0), "nothing is left to forfeit");
+    harness.write();
+    let answer = harness.budgets.accept_returns(&first, &closing(30));
     assert_eq!(answer, None, "it is completely accounted for");
 }
 
 #[tokio::test(start_paused = true)]
 async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
-    let world = World::new(false, true);
-    world.budgets.agent_gone(&key());
+    let harness = MaintenanceHarness::new(false, true);
+    harness.budgets.agent_gone(&key());
     for stranger in [holder("record", "pod-2"), holder("another", "pod-1")] {
-        assert_eq!(world.budgets.accept_returns(&stranger, &closing(0)), None);
+        assert_eq!(harness.budgets.accept_returns(&stranger, &closing(0)), None);
     }
     let mut asks = closing(0);
     asks.accounts[0].ask = Some(GrantRequest {
@@ -447,61 +447,63 @@ async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
     });
     let first = holder("record", "pod-1");
     assert_eq!(
-        world.budgets.accept_returns(&first, &asks),
+        harness.budgets.accept_returns(&first, &asks),
         None,
         "nothing is granted to it"
     );
-    assert_eq!(world.figures(), (0, 100));
+    assert_eq!(harness.figures(), (0, 100));
     // The Agent's next pod holds the lease by now: its volume knows more than statements of the previous pod.
-    let world = World::new(false, true);
-    world.pod("pod-2", "Running");
-    world.says(&holder("record", "pod-2"), 20).await;
-    assert_eq!(world.budgets.accept_returns(&first, &closing(0)), None);
-    assert_eq!(world.figures(), (20, 80));
+    let harness = MaintenanceHarness::new(false, true);
+    harness.pod("pod-2", "Running");
+    harness.says(&holder("record", "pod-2"), 20).await;
+    assert_eq!(harness.budgets.accept_returns(&first, &closing(0)), None);
+    assert_eq!(harness.figures(), (20, 80));
 }
 
 /// 90 of 100 are spent; a gateway in `pod-1` was refused 20.
-fn refused(on_exhausted: &str) -> World {
-    let world = World::with(false, &json!({"onExhausted": on_exhausted}));
-    world.budgets.pods_listed(None, &BTreeSet::from([key()]));
+fn refused(on_exhausted: &str) -> MaintenanceHarness {
+    let harness = MaintenanceHarness::with(false, &json!({"onExhausted": on_exhausted}));
+    harness.budgets.pods_listed(None, &BTreeSet::from([key()]));
     let record = holder("record", "pod-1");
-    assert!(!world.asks(&record, 90));
-    world.write();
-    world
+    assert!(!harness.asks(&record, 90));
+    harness.write();
+    harness
         .budgets
         .update_accounts(|book, now| book.forfeit("b", "record", now));
-    world.write();
-    assert!(world.asks(&record, 20));
-    world
+    harness.write();
+    assert!(harness.asks(&record, 20));
+    harness
 }
 
-fn exhausted(world: &World) -> bool {
-    world
+fn exhausted(harness: &MaintenanceHarness) -> bool {
+    harness
         .budgets
         .inspect(|state| state.book.entry("b").unwrap().1.exhausted(1).is_some())
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
-    type Change = fn(&World);
+    type Change = fn(&MaintenanceHarness);
     let changes: [(&str, Change); 5] = [
-        ("suspended", |world| world.agent(&json!({"suspend": true}))),
-        ("relabelled", |world| world.agent_in(&json!({"team": "y"}), &json!({}))),
-        ("another pod", |world| world.pod("pod-2", "Running")),
-        ("no pod", |world| world.budgets.pod_gone(&key())),
-        ("deleted", |world| world.budgets.agent_gone(&key())),
+        ("suspended", |harness| harness.agent(&json!({"suspend": true}))),
+        ("relabelled", |harness| {
+            harness.agent_in(&json!({"team": "y"}), &json!({}));
+        }),
+        ("another pod", |harness| harness.pod("pod-2", "Running")),
+        ("no pod", |harness| harness.budgets.pod_gone(&key())),
+        ("deleted", |harness| harness.budgets.agent_gone(&key())),
     ];
     for (what, change) in changes {
         for on_exhausted in ["Stop", "Pause"] {
-            let world = refused(on_exhausted);
-            assert!(exhausted(&world));
-            assert_eq!(world.stops(), on_exhausted == "Stop");
-            world.wait(5).await;
-            assert!(exhausted(&world), "it still waits");
-            change(&world);
-            world.wait(1).await;
-            assert!(!exhausted(&world), "{what}");
-            let blocked = world
+            let harness = refused(on_exhausted);
+            assert!(exhausted(&harness));
+            assert_eq!(harness.stops(), on_exhausted == "Stop");
+            harness.wait(5).await;
+            assert!(exhausted(&harness), "it still waits");
+            change(&harness);
+            harness.wait(1).await;
+            assert!(!exhausted(&harness), "{what}");
+            let blocked = harness
                 .budgets
                 .inspect(|state| state.book.entry("b").unwrap().1.blocked().len());
             assert_eq!(blocked, 0, "{what}");
@@ -511,23 +513,23 @@ async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn who_would_try_again_and_does_not_waits_no_more_after_twice_its_pause() {
-    let world = refused("Pause");
-    world.wait(29).await;
-    assert!(exhausted(&world));
-    world.asks(&holder("record", "pod-1"), 20);
-    world.wait(29).await;
-    assert!(exhausted(&world), "it requested again");
-    world.wait(1).await;
-    assert!(!exhausted(&world));
+    let harness = refused("Pause");
+    harness.wait(29).await;
+    assert!(exhausted(&harness));
+    harness.asks(&holder("record", "pod-1"), 20);
+    harness.wait(29).await;
+    assert!(exhausted(&harness), "it requested again");
+    harness.wait(1).await;
+    assert!(!exhausted(&harness));
     // An Agent that is held by a stop or a gate does not retry.
-    let world = refused("Stop");
-    world.wait(1_000).await;
-    assert!(exhausted(&world) && world.stops());
+    let harness = refused("Stop");
+    harness.wait(1_000).await;
+    assert!(exhausted(&harness) && harness.stops());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_life_total_counts_cache_writes_and_what_was_used_while_nothing_limited_it() {
-    let world = World::with(false, &json!({}));
+    let harness = MaintenanceHarness::with(false, &json!({}));
     let used = |limit: Option<i64>, usage: i64| {
         let total = limit.map(|tokens| json!({"tokens": tokens}));
         let spec = json!({"instructions": "x", "model": {"api": "Scripted", "name": "m"},
@@ -535,10 +537,10 @@ async fn a_life_total_counts_cache_writes_and_what_was_used_while_nothing_limite
         let status = json!({"usage": {"inputTokens": 1, "cacheWriteTokens": usage, "outputTokens": 2,
             "cacheReadTokens": 500, "costMicroUSD": 7}});
         let agent = json!({"metadata": {}, "spec": spec, "status": status});
-        world
+        harness
             .budgets
-            .agent_seen(&World::object("Agent", "a", agent, &json!({})));
-        world.budgets.inspect(|state| {
+            .agent_seen(&MaintenanceHarness::object("Agent", "a", agent, &json!({})));
+        harness.budgets.inspect(|state| {
             let account = state.book.entry("a/total")?.1.account();
             Some((account.used().tokens, account.used().cost))
         })

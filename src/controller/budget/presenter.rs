@@ -139,7 +139,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
-    struct World {
+    struct PresenterHarness {
         presenter: BudgetPresenter,
         events: Receiver<(KubeEvent, k8s_openapi::api::core::v1::ObjectReference)>,
         budget: AgentBudget,
@@ -147,7 +147,7 @@ mod tests {
         shown: Map<String, Value>,
     }
 
-    impl World {
+    impl PresenterHarness {
         /// A budget of 10 tokens; `spent`: 9 are used and a call of 5 was refused.
         fn new(on_exhausted: &str, spent: bool) -> Self {
             let (sink, events) = EventSink::new();
@@ -155,7 +155,7 @@ mod tests {
             let mut budget = AgentBudget::new("team", serde_json::from_value(spec).unwrap());
             budget.metadata.namespace = Some("ns".into());
             budget.metadata.uid = Some("b".into());
-            let mut world = Self {
+            let mut harness = Self {
                 presenter: BudgetPresenter::new("system", sink),
                 events,
                 budget,
@@ -176,13 +176,13 @@ mod tests {
                 per_agent: LimitAmounts::default(),
                 window: WindowRule::Lifetime,
             };
-            world.book.load(&document, DocumentPart::Budget, terms, None, NOW);
+            harness.book.load(&document, DocumentPart::Budget, terms, None, NOW);
             if spent {
-                world.ask("one", 9);
-                world.book.forfeit("b", "one", NOW);
-                world.ask("two", 5);
+                harness.ask("one", 9);
+                harness.book.forfeit("b", "one", NOW);
+                harness.ask("two", 5);
             }
-            world
+            harness
         }
 
         fn ask(&mut self, record: &str, tokens: i64) {
@@ -221,16 +221,16 @@ mod tests {
 
     #[test]
     fn a_pause_holds_nothing_since_the_account_itself_refuses() {
-        let mut world = World::new("Pause", true);
-        world.write();
-        assert_eq!(world.held(&team()), None);
+        let mut harness = PresenterHarness::new("Pause", true);
+        harness.write();
+        assert_eq!(harness.held(&team()), None);
     }
 
     #[test]
     fn a_stop_holds_and_cuts_from_the_moment_it_is_spent() {
-        assert_eq!(World::new("Stop", false).held(&team()), None);
-        let world = World::new("Stop", true);
-        let held = world.held(&team()).unwrap();
+        assert_eq!(PresenterHarness::new("Stop", false).held(&team()), None);
+        let harness = PresenterHarness::new("Stop", true);
+        let held = harness.held(&team()).unwrap();
         assert!(held.cut, "holds even before the status is written");
         assert_eq!(
             (held.failure.kind, held.failure.resumes_at),
@@ -242,7 +242,7 @@ mod tests {
                 .starts_with("AgentBudget team is exhausted and its onExhausted is Stop")
         );
         assert_eq!(
-            world.held(&LimitName::Total),
+            harness.held(&LimitName::Total),
             None,
             "the Agent's own limits are never held"
         );
@@ -250,27 +250,27 @@ mod tests {
 
     #[test]
     fn a_question_holds_once_it_can_be_answered_and_names_its_gate() {
-        let mut world = World::new("Ask", true);
+        let mut harness = PresenterHarness::new("Ask", true);
         assert_eq!(
-            world.held(&team()),
+            harness.held(&team()),
             None,
             "a gate cannot be answered before it is written"
         );
-        world.write();
-        let held = world.held(&team()).unwrap();
+        harness.write();
+        let held = harness.held(&team()).unwrap();
         assert_eq!((held.cut, held.failure.kind), (false, FailureKind::BudgetAsk));
-        let gate = read(&world.shown).gates[0].clone();
+        let gate = read(&harness.shown).gates[0].clone();
         assert!(held.failure.message.contains(&format!("answer its gate {}", gate.id)));
-        assert_eq!(world.presenter.approved(&world.view()), None);
+        assert_eq!(harness.presenter.approved(&harness.view()), None);
         let value = format!("{}:{}", gate.id, gate.arguments_hash);
         let annotations = [(approval::APPROVE, value.as_str()), (approval::APPROVED_BY, "ann")];
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        world.budget.metadata.annotations = Some(annotations.into());
-        let (id, amount) = world.presenter.approved(&world.view()).unwrap();
+        harness.budget.metadata.annotations = Some(annotations.into());
+        let (id, amount) = harness.presenter.approved(&harness.view()).unwrap();
         assert_eq!((id, amount.tokens), (format!("gate/{}", gate.id), 3), "a quarter of 10");
-        world.budget.spec.on_exhausted = OnExhausted::Pause;
+        harness.budget.spec.on_exhausted = OnExhausted::Pause;
         assert_eq!(
-            world.presenter.approved(&world.view()),
+            harness.presenter.approved(&harness.view()),
             None,
             "the budget no longer asks"
         );
@@ -278,37 +278,43 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_news_only_when_it_says_something_else() {
-        let mut world = World::new("Pause", false);
-        assert!(world.presenter.is_urgent(&world.view()), "no status was written yet");
-        world.write();
-        assert!(!world.presenter.is_urgent(&world.view()));
-        world.ask("one", 9);
-        assert_eq!(world.presenter.status(&world.view())["reserved"], json!({"tokens": 9}));
+        let mut harness = PresenterHarness::new("Pause", false);
         assert!(
-            !world.presenter.is_urgent(&world.view()),
+            harness.presenter.is_urgent(&harness.view()),
+            "no status was written yet"
+        );
+        harness.write();
+        assert!(!harness.presenter.is_urgent(&harness.view()));
+        harness.ask("one", 9);
+        assert_eq!(
+            harness.presenter.status(&harness.view())["reserved"],
+            json!({"tokens": 9})
+        );
+        assert!(
+            !harness.presenter.is_urgent(&harness.view()),
             "counters alone are not urgent"
         );
-        world.ask("two", 11);
-        world.book.forfeit("b", "one", NOW);
-        world.ask("two", 5);
-        assert!(world.presenter.is_urgent(&world.view()), "exhaustion is urgent");
+        harness.ask("two", 11);
+        harness.book.forfeit("b", "one", NOW);
+        harness.ask("two", 5);
+        assert!(harness.presenter.is_urgent(&harness.view()), "exhaustion is urgent");
     }
 
     #[test]
     fn a_status_that_cannot_be_read_is_written_anew() {
-        let mut world = World::new("Pause", false);
-        let fresh = world.presenter.status(&world.view());
-        world.shown.insert("conditions".into(), json!("of another version"));
-        assert_eq!(world.presenter.status(&world.view()), fresh);
+        let mut harness = PresenterHarness::new("Pause", false);
+        let fresh = harness.presenter.status(&harness.view());
+        harness.shown.insert("conditions".into(), json!("of another version"));
+        assert_eq!(harness.presenter.status(&harness.view()), fresh);
     }
 
     #[test]
     fn what_was_written_is_told_by_events_about_the_budget() {
-        let mut world = World::new("Pause", true);
-        let before = world.write();
-        world.presenter.written(&world.budget, &before, &world.shown);
+        let mut harness = PresenterHarness::new("Pause", true);
+        let before = harness.write();
+        harness.presenter.written(&harness.budget, &before, &harness.shown);
         let mut told = Vec::new();
-        while let Ok((notice, about)) = world.events.try_recv() {
+        while let Ok((notice, about)) = harness.events.try_recv() {
             assert_eq!(
                 (about.kind.as_deref(), about.name.as_deref()),
                 (Some("AgentBudget"), Some("team"))
@@ -316,7 +322,9 @@ mod tests {
             told.push(notice.reason);
         }
         assert_eq!(told, ["NearLimit", "Exhausted"]);
-        world.presenter.written(&world.budget, &world.shown, &world.shown);
-        assert!(world.events.try_recv().is_err());
+        harness
+            .presenter
+            .written(&harness.budget, &harness.shown, &harness.shown);
+        assert!(harness.events.try_recv().is_err());
     }
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt;
 
-use super::approval::{self, GateAnswer};
+use super::approval::{self, BudgetGateDecision};
 use super::conditions;
 use super::entry::AccountEntry;
 use super::format;
@@ -21,7 +21,7 @@ use crate::ledger::window::WindowRule;
 /// Reason of the conditions while a limit is 0.
 pub(super) const BLOCKS: &str = "BlocksEverything";
 /// Maximum number of Agents in `status.topAgents`.
-const MOST_AGENTS: usize = 10;
+const MAX_AGENTS: usize = 10;
 
 pub struct BudgetStatusInput<'a> {
     pub budget: &'a AgentBudget,
@@ -161,7 +161,7 @@ pub fn compute(input: &BudgetStatusInput<'_>) -> AgentBudgetStatus {
         status.used = Some(account.used());
         status.reserved = Some(account.reserved());
         status.remaining = Some(entry.remaining());
-        status.top_agents = account.shares().into_iter().take(MOST_AGENTS).map(top_agent).collect();
+        status.top_agents = account.shares().into_iter().take(MAX_AGENTS).map(top_agent).collect();
         status.summary = Some(summary(input, entry, &window));
         status.window = Some(window);
     }
@@ -179,11 +179,11 @@ fn gates(
     if let Some(answer) = approval::answer(input.budget, old) {
         let known = handled.get_or_insert_default();
         match answer {
-            GateAnswer::Approved { by, value, .. } => {
+            BudgetGateDecision::Approved { by, value, .. } => {
                 (known.approve, known.approved_by) = (Some(value), Some(by));
                 approved = true;
             }
-            GateAnswer::Denied { value } => {
+            BudgetGateDecision::Denied { value } => {
                 known.deny = Some(value);
                 // From now on the same as `Pause`: the window frees room, or a person adds it.
                 return (None, handled);

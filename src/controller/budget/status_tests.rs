@@ -33,13 +33,13 @@ fn tokens(tokens: i64) -> Amount {
 }
 
 /// A budget with its account and the status as last written.
-struct World {
+struct StatusHarness {
     budget: AgentBudget,
     book: AccountBook,
     status: AgentBudgetStatus,
 }
 
-impl World {
+impl StatusHarness {
     fn new(spec: &Value) -> Self {
         let mut all = json!({"limits": {"tokens": 1000}, "window": {"rolling": {"seconds": 3600}}});
         for (key, value) in spec.as_object().unwrap() {
@@ -49,14 +49,14 @@ impl World {
         budget.metadata.namespace = Some("ns".into());
         budget.metadata.uid = Some("b".into());
         budget.metadata.generation = Some(1);
-        let mut world = Self {
+        let mut harness = Self {
             budget,
             book: AccountBook::default(),
             status: AgentBudgetStatus::default(),
         };
-        let (document, terms) = (World::document(), world.terms());
-        world.book.load(&document, DocumentPart::Budget, terms, None, START);
-        world
+        let (document, terms) = (StatusHarness::document(), harness.terms());
+        harness.book.load(&document, DocumentPart::Budget, terms, None, START);
+        harness
     }
 
     fn document() -> DocumentId {
@@ -188,14 +188,14 @@ fn says(status: &AgentBudgetStatus, type_: ConditionType) -> (&str, &str) {
     find(&status.conditions, type_).map_or(("False", ""), |condition| (&condition.status, &condition.reason))
 }
 
-fn held(world: &World, seconds: i64) -> bool {
-    exhaustion(&world.input(seconds)).is_some_and(|spent| spent.held)
+fn held(harness: &StatusHarness, seconds: i64) -> bool {
+    exhaustion(&harness.input(seconds)).is_some_and(|spent| spent.held)
 }
 
 #[test]
 fn a_fresh_budget_is_ready_and_shows_its_limits() {
-    let mut world = World::new(&json!({"limits": {"tokens": 1000, "costUSD": "25.00"}}));
-    let status = world.write(0).clone();
+    let mut harness = StatusHarness::new(&json!({"limits": {"tokens": 1000, "costUSD": "25.00"}}));
+    let status = harness.write(0).clone();
     assert_eq!(says(&status, ConditionType::Ready), ("True", "Accepted"));
     assert_eq!(says(&status, ConditionType::Accepted), ("True", "Accepted"));
     assert!(find(&status.conditions, ConditionType::NearLimit).is_none());
@@ -208,30 +208,33 @@ fn a_fresh_budget_is_ready_and_shows_its_limits() {
     );
     assert_eq!((summary.used_percent.as_str(), summary.resets.as_str()), ("0%", ""));
     assert_eq!((status.observed_generation, status.agents), (Some(1), 2));
-    assert_eq!(world.look(1000), status, "nothing changed, so nothing is written");
+    assert_eq!(harness.look(1000), status, "nothing changed, so nothing is written");
 }
 
 #[test]
 fn near_limit_trips_at_the_percentage_and_not_below() {
-    let mut world = World::new(&json!({"warnAtPercent": 80}));
-    world.spend("a", 1, 799, 1);
-    assert_eq!(says(&world.status, ConditionType::NearLimit).0, "False");
-    assert_eq!(world.status.summary.clone().unwrap().used_percent, "79%");
-    world.spend("a", 2, 1, 2);
-    assert_eq!(says(&world.status, ConditionType::NearLimit), ("True", "WarnAtPercent"));
+    let mut harness = StatusHarness::new(&json!({"warnAtPercent": 80}));
+    harness.spend("a", 1, 799, 1);
+    assert_eq!(says(&harness.status, ConditionType::NearLimit).0, "False");
+    assert_eq!(harness.status.summary.clone().unwrap().used_percent, "79%");
+    harness.spend("a", 2, 1, 2);
     assert_eq!(
-        says(&world.status, ConditionType::Ready).0,
+        says(&harness.status, ConditionType::NearLimit),
+        ("True", "WarnAtPercent")
+    );
+    assert_eq!(
+        says(&harness.status, ConditionType::Ready).0,
         "True",
         "a warning needs no action yet"
     );
-    let message = &condition(&world.status, ConditionType::NearLimit).message;
+    let message = &condition(&harness.status, ConditionType::NearLimit).message;
     assert!(
         message.contains("800 tokens of 1000 tokens") && message.contains("kubectl patch"),
         "{message}"
     );
-    world.edit(&json!({"limits": {"tokens": 1001}}), 3);
+    harness.edit(&json!({"limits": {"tokens": 1001}}), 3);
     assert_eq!(
-        says(world.write(3), ConditionType::NearLimit).0,
+        says(harness.write(3), ConditionType::NearLimit).0,
         "False",
         "800 of 1001 are not 80 %"
     );
@@ -239,15 +242,15 @@ fn near_limit_trips_at_the_percentage_and_not_below() {
 
 #[test]
 fn exhausted_trips_when_all_is_used_and_clears_when_the_window_lets_go() {
-    let mut world = World::new(&json!({}));
-    world.spend("a", 1, 999, 1);
+    let mut harness = StatusHarness::new(&json!({}));
+    harness.spend("a", 1, 999, 1);
     assert_eq!(
-        says(&world.status, ConditionType::Exhausted).0,
+        says(&harness.status, ConditionType::Exhausted).0,
         "False",
         "one token is left"
     );
-    world.spend("b", 2, 1, 2);
-    let status = world.status.clone();
+    harness.spend("b", 2, 1, 2);
+    let status = harness.status.clone();
     assert_eq!(says(&status, ConditionType::Exhausted), ("True", "NoRoom"));
     assert_eq!(
         says(&status, ConditionType::Ready),
@@ -268,77 +271,77 @@ fn exhausted_trips_when_all_is_used_and_clears_when_the_window_lets_go() {
     assert_eq!((top.name.as_str(), top.tokens), ("a", 999));
     let resets = status.window.as_ref().unwrap().resets_at.clone().unwrap().0;
     let before = (resets - SignedDuration::from_secs(1)).duration_since(START).as_secs();
-    world.book.set_terms("b", world.terms(), at(before));
-    assert_eq!(says(&world.look(before), ConditionType::Exhausted).0, "True");
-    world.book.set_terms("b", world.terms(), at(before + 1));
-    let status = world.write(before + 1);
+    harness.book.set_terms("b", harness.terms(), at(before));
+    assert_eq!(says(&harness.look(before), ConditionType::Exhausted).0, "True");
+    harness.book.set_terms("b", harness.terms(), at(before + 1));
+    let status = harness.write(before + 1);
     assert_eq!(says(status, ConditionType::Exhausted).0, "False");
 }
 
 #[test]
 fn a_refused_call_exhausts_what_is_left_until_there_is_room_for_it() {
-    let mut world = World::new(&json!({}));
-    world.spend("a", 1, 950, 1);
-    assert!(!world.ask("b", 100, 2));
-    let status = world.write(2).clone();
+    let mut harness = StatusHarness::new(&json!({}));
+    harness.spend("a", 1, 950, 1);
+    assert!(!harness.ask("b", 100, 2));
+    let status = harness.write(2).clone();
     assert_eq!(says(&status, ConditionType::Exhausted).0, "True");
     assert!(is_urgent(&AgentBudgetStatus::default(), &status));
-    world.edit(&json!({"limits": {"tokens": 1049}}), 3);
+    harness.edit(&json!({"limits": {"tokens": 1049}}), 3);
     assert_eq!(
-        says(&world.look(3), ConditionType::Exhausted).0,
+        says(&harness.look(3), ConditionType::Exhausted).0,
         "True",
         "99 are not 100"
     );
-    world.edit(&json!({"limits": {"tokens": 1050}}), 4);
-    assert_eq!(says(world.write(4), ConditionType::Exhausted).0, "False");
+    harness.edit(&json!({"limits": {"tokens": 1050}}), 4);
+    assert_eq!(says(harness.write(4), ConditionType::Exhausted).0, "False");
 }
 
 #[test]
 fn a_condition_keeps_its_moment_until_it_turns() {
-    let mut world = World::new(&json!({}));
-    world.spend("a", 1, 1000, 1);
-    let since = condition(&world.status, ConditionType::Exhausted)
+    let mut harness = StatusHarness::new(&json!({}));
+    harness.spend("a", 1, 1000, 1);
+    let since = condition(&harness.status, ConditionType::Exhausted)
         .last_transition_time
         .clone();
-    let later = world.look(100);
+    let later = harness.look(100);
     assert_eq!(condition(&later, ConditionType::Exhausted).last_transition_time, since);
-    assert!(!is_urgent(&world.status, &later));
+    assert!(!is_urgent(&harness.status, &later));
 }
 
 #[test]
 fn the_next_leader_does_not_call_a_spent_budget_free_before_its_moment() {
-    let mut world = World::new(&json!({}));
-    world.spend("a", 1, 950, 1);
-    world.ask("b", 100, 2);
-    let record = world.book.compose(&World::document(), at(2)).remove(0).record;
-    world.status = world.look(2);
-    let resets = world.status.window.clone().unwrap().resets_at.unwrap().0;
+    let mut harness = StatusHarness::new(&json!({}));
+    harness.spend("a", 1, 950, 1);
+    harness.ask("b", 100, 2);
+    let record = harness.book.compose(&StatusHarness::document(), at(2)).remove(0).record;
+    harness.status = harness.look(2);
+    let resets = harness.status.window.clone().unwrap().resets_at.unwrap().0;
     let mut next = AccountBook::default();
     next.load(
-        &World::document(),
+        &StatusHarness::document(),
         DocumentPart::Budget,
-        world.terms(),
+        harness.terms(),
         Some(&record),
         at(3),
     );
-    world.book = next;
-    assert_eq!(says(&world.look(3), ConditionType::Exhausted).0, "True");
+    harness.book = next;
+    assert_eq!(says(&harness.look(3), ConditionType::Exhausted).0, "True");
     let moment = resets.duration_since(START).as_secs();
-    assert_eq!(says(&world.look(moment), ConditionType::Exhausted).0, "False");
+    assert_eq!(says(&harness.look(moment), ConditionType::Exhausted).0, "False");
 }
 
 #[test]
 fn a_lifetime_that_is_spent_needs_a_person() {
-    let mut world = World::new(&json!({"window": {"lifetime": {}}}));
-    world.spend("a", 1, 1000, 1);
-    let status = world.status.clone();
+    let mut harness = StatusHarness::new(&json!({"window": {"lifetime": {}}}));
+    harness.spend("a", 1, 1000, 1);
+    let status = harness.status.clone();
     assert_eq!(says(&status, ConditionType::Ready), ("False", "Exhausted"));
     assert_eq!(says(&status, ConditionType::Stalled), ("True", "Exhausted"));
     assert_eq!(status.window.as_ref().unwrap().resets_at, None);
     let message = &condition(&status, ConditionType::Ready).message;
     assert!(message.contains("The budget does not reset"), "{message}");
-    world.book.top_up("b", "fire", tokens(1), at(2));
-    let status = world.write(2);
+    harness.book.top_up("b", "fire", tokens(1), at(2));
+    let status = harness.write(2);
     assert_eq!(says(status, ConditionType::Ready).0, "True");
     assert!(find(&status.conditions, ConditionType::Stalled).is_none());
     assert_eq!(status.limits.unwrap().tokens, Some(1001));
@@ -346,60 +349,63 @@ fn a_lifetime_that_is_spent_needs_a_person() {
 
 #[test]
 fn stop_holds_through_its_window_and_a_failover_until_more_is_added() {
-    let mut world = World::new(&json!({"onExhausted": "Stop"}));
-    assert!(!held(&world, 0));
-    world.spend("a", 1, 1000, 1);
-    assert!(held(&world, 2));
-    assert_eq!(says(&world.status, ConditionType::Ready), ("False", "Exhausted"));
-    assert_eq!(says(&world.status, ConditionType::Exhausted).1, "Stopped");
-    let record = world.book.compose(&World::document(), at(3)).remove(0).record;
+    let mut harness = StatusHarness::new(&json!({"onExhausted": "Stop"}));
+    assert!(!held(&harness, 0));
+    harness.spend("a", 1, 1000, 1);
+    assert!(held(&harness, 2));
+    assert_eq!(says(&harness.status, ConditionType::Ready), ("False", "Exhausted"));
+    assert_eq!(says(&harness.status, ConditionType::Exhausted).1, "Stopped");
+    let record = harness.book.compose(&StatusHarness::document(), at(3)).remove(0).record;
     let mut next = AccountBook::default();
     next.load(
-        &World::document(),
+        &StatusHarness::document(),
         DocumentPart::Budget,
-        world.terms(),
+        harness.terms(),
         Some(&record),
         at(100_000),
     );
-    world.book = next;
-    assert!(held(&world, 100_000), "the window has ended and the stop still holds");
-    world.write(100_000);
-    world.edit(&json!({"limits": {"tokens": 900}}), 100_001);
-    assert!(held(&world, 100_001), "a lowered limit adds no room");
-    world.write(100_001);
-    world.edit(&json!({"limits": {"tokens": 901}}), 100_002);
-    assert!(!held(&world, 100_002), "a raise ends the stop");
-    assert_eq!(says(world.write(100_002), ConditionType::Exhausted).0, "False");
-    assert!(!held(&world, 100_003));
+    harness.book = next;
+    assert!(held(&harness, 100_000), "the window has ended and the stop still holds");
+    harness.write(100_000);
+    harness.edit(&json!({"limits": {"tokens": 900}}), 100_001);
+    assert!(held(&harness, 100_001), "a lowered limit adds no room");
+    harness.write(100_001);
+    harness.edit(&json!({"limits": {"tokens": 901}}), 100_002);
+    assert!(!held(&harness, 100_002), "a raise ends the stop");
+    assert_eq!(says(harness.write(100_002), ConditionType::Exhausted).0, "False");
+    assert!(!held(&harness, 100_003));
 }
 
 #[test]
 fn ask_opens_one_gate_and_its_approval_adds_once() {
-    let mut world = World::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
-    world.spend("a", 1, 1000, 1);
-    let gate = world.status.gates[0].clone();
+    let mut harness = StatusHarness::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
+    harness.spend("a", 1, 1000, 1);
+    let gate = harness.status.gates[0].clone();
     assert_eq!(gate.kind, "BudgetAsk");
-    assert_eq!(says(&world.status, ConditionType::Ready), ("True", "AwaitingApproval"));
-    let message = condition(&world.status, ConditionType::Exhausted).message.clone();
+    assert_eq!(
+        says(&harness.status, ConditionType::Ready),
+        ("True", "AwaitingApproval")
+    );
+    let message = condition(&harness.status, ConditionType::Exhausted).message.clone();
     let words = format!("agentloop.dev/approve={}:{}", gate.id, gate.arguments_hash);
     assert!(
         message.contains(&words) && message.contains("adds 50 tokens"),
         "{message}"
     );
     assert_eq!(
-        world.write(2).gates,
+        harness.write(2).gates,
         std::slice::from_ref(&gate),
         "the gate stays the same"
     );
     let value = format!("{}:{}", gate.id, gate.arguments_hash);
-    world.annotate(&[(approval::APPROVE, &value)]);
+    harness.annotate(&[(approval::APPROVE, &value)]);
     assert_eq!(
-        approval::approved(&world.budget, &world.status),
+        approval::approved(&harness.budget, &harness.status),
         None,
         "the approver is missing"
     );
-    world.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
-    let status = world.write(3).clone();
+    harness.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
+    let status = harness.write(3).clone();
     assert_eq!(status.limits.unwrap().tokens, Some(1050));
     assert_eq!(status.gates, []);
     let handled = status.last_handled_requests.clone().unwrap();
@@ -409,86 +415,86 @@ fn ask_opens_one_gate_and_its_approval_adds_once() {
     );
     assert_eq!(says(&status, ConditionType::Exhausted).0, "False");
     assert_eq!(
-        world.write(4).limits.unwrap().tokens,
+        harness.write(4).limits.unwrap().tokens,
         Some(1050),
         "the annotation is still there"
     );
-    world.spend("a", 2, 50, 5);
-    let second = world.status.gates[0].clone();
+    harness.spend("a", 2, 50, 5);
+    let second = harness.status.gates[0].clone();
     assert_ne!(second.id, gate.id, "a new gate, which the old answer does not apply to");
-    assert_eq!(world.write(6).limits.unwrap().tokens, Some(1050));
+    assert_eq!(harness.write(6).limits.unwrap().tokens, Some(1050));
 }
 
 #[test]
 fn an_approval_of_other_terms_is_none() {
-    let mut world = World::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
-    world.spend("a", 1, 1000, 1);
-    let gate = world.status.gates[0].clone();
+    let mut harness = StatusHarness::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
+    harness.spend("a", 1, 1000, 1);
+    let gate = harness.status.gates[0].clone();
     let value = format!("{}:{}", gate.id, gate.arguments_hash);
-    world.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
-    world.edit(&json!({"ask": {"topUp": {"tokens": 1_000_000}}}), 2);
-    let status = world.write(2);
+    harness.annotate(&[(approval::APPROVE, &value), (approval::APPROVED_BY, "ann")]);
+    harness.edit(&json!({"ask": {"topUp": {"tokens": 1_000_000}}}), 2);
+    let status = harness.write(2);
     assert_eq!(status.limits.unwrap().tokens, Some(1000));
     assert_ne!(
         status.gates[0].arguments_hash, gate.arguments_hash,
         "a new gate is opened"
     );
-    world.annotate(&[(approval::APPROVE, "ask-0:0000"), (approval::APPROVED_BY, "ann")]);
-    assert_eq!(world.write(3).limits.unwrap().tokens, Some(1000));
+    harness.annotate(&[(approval::APPROVE, "ask-0:0000"), (approval::APPROVED_BY, "ann")]);
+    assert_eq!(harness.write(3).limits.unwrap().tokens, Some(1000));
 }
 
 #[test]
 fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
-    let mut world = World::new(&json!({"onExhausted": "Ask"}));
-    world.spend("a", 1, 1000, 1);
-    let gate = world.status.gates[0].clone();
-    world.annotate(&[(approval::DENY, &gate.id)]);
-    let status = world.write(2).clone();
+    let mut harness = StatusHarness::new(&json!({"onExhausted": "Ask"}));
+    harness.spend("a", 1, 1000, 1);
+    let gate = harness.status.gates[0].clone();
+    harness.annotate(&[(approval::DENY, &gate.id)]);
+    let status = harness.write(2).clone();
     assert_eq!(status.gates, []);
     assert_eq!(
         status.last_handled_requests.unwrap().deny.as_deref(),
         Some(gate.id.as_str())
     );
     assert_eq!(status.limits.unwrap().tokens, Some(1000));
-    assert_eq!(says(&world.status, ConditionType::Ready), ("True", "Exhausted"));
-    assert_eq!(world.write(3).gates, [], "it does not ask again");
-    world.edit(&json!({"limits": {"tokens": 1010}}), 4);
-    world.write(4);
-    world.spend("a", 2, 10, 5);
-    assert_eq!(world.status.gates.len(), 1, "exhausted again, it asks again");
+    assert_eq!(says(&harness.status, ConditionType::Ready), ("True", "Exhausted"));
+    assert_eq!(harness.write(3).gates, [], "it does not ask again");
+    harness.edit(&json!({"limits": {"tokens": 1010}}), 4);
+    harness.write(4);
+    harness.spend("a", 2, 10, 5);
+    assert_eq!(harness.status.gates.len(), 1, "exhausted again, it asks again");
 }
 
 #[test]
 fn a_quarter_is_offered_where_nobody_says_how_much() {
-    let world = World::new(&json!({"onExhausted": "Ask", "limits": {"tokens": 1000, "costUSD": "2.00"}}));
-    let offer = approval::offer(&world.budget);
+    let harness = StatusHarness::new(&json!({"onExhausted": "Ask", "limits": {"tokens": 1000, "costUSD": "2.00"}}));
+    let offer = approval::offer(&harness.budget);
     assert_eq!((offer.tokens, offer.cost, offer.calls), (250, 500_000, 0));
 }
 
 #[test]
 fn a_platform_budget_outside_the_controllers_namespace_says_that_it_selects_nobody() {
     let spec = json!({"selector": {}, "namespaceSelector": {}});
-    let mut world = World::new(&spec);
-    let status = world.write(0).clone();
+    let mut harness = StatusHarness::new(&spec);
+    let status = harness.write(0).clone();
     assert_eq!(
         says(&status, ConditionType::Accepted),
         ("False", "NamespaceSelectorRefused")
     );
     assert_eq!(says(&status, ConditionType::Stalled).0, "True");
-    world.budget.metadata.namespace = Some(HOME.into());
-    let status = compute(&world.input(1));
+    harness.budget.metadata.namespace = Some(HOME.into());
+    let status = compute(&harness.input(1));
     assert_eq!(says(&status, ConditionType::Accepted).0, "True");
     assert!(find(&status.conditions, ConditionType::Stalled).is_none());
 }
 
 #[test]
 fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
-    let world = World::new(&json!({}));
+    let harness = StatusHarness::new(&json!({}));
     let input = BudgetStatusInput {
         entry: Err(
             "spec.window.calendar.timeZone Mars/Base is not an IANA time zone: use for example Europe/Berlin or UTC",
         ),
-        ..world.input(0)
+        ..harness.input(0)
     };
     let status = compute(&input);
     assert_eq!(says(&status, ConditionType::Accepted), ("False", "InvalidSpec"));
@@ -500,33 +506,33 @@ fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
 #[test]
 fn a_limit_of_nothing_says_that_it_blocks_everything_until_it_is_raised() {
     for action in ["Pause", "Ask", "Stop"] {
-        let mut world = World::new(&json!({"limits": {"calls": 5, "tokens": 0}, "onExhausted": action}));
-        let status = world.write(0).clone();
+        let mut harness = StatusHarness::new(&json!({"limits": {"calls": 5, "tokens": 0}, "onExhausted": action}));
+        let status = harness.write(0).clone();
         assert_eq!(says(&status, ConditionType::Exhausted), ("True", "BlocksEverything"));
         assert_eq!(says(&status, ConditionType::Ready), ("False", "BlocksEverything"));
         assert_eq!(says(&status, ConditionType::NearLimit).0, "False");
-        assert_eq!((status.gates.len(), held(&world, 1)), (0, false), "{action}");
+        assert_eq!((status.gates.len(), held(&harness, 1)), (0, false), "{action}");
         let message = &condition(&status, ConditionType::Exhausted).message;
         assert!(
             message.starts_with("spec.limits.tokens is 0, which blocks every call: raise it, or remove it")
                 && message.contains("\"tokens\":1}"),
             "{message}"
         );
-        world.edit(&json!({"limits": {"calls": 5, "tokens": 1}}), 1);
+        harness.edit(&json!({"limits": {"calls": 5, "tokens": 1}}), 1);
         assert_eq!(
-            says(world.write(1), ConditionType::Ready),
+            says(harness.write(1), ConditionType::Ready),
             ("True", "Accepted"),
             "{action}"
         );
-        world.edit(&json!({"perAgent": {"costUSD": "0"}}), 2);
-        let message = condition(world.write(2), ConditionType::Ready).message.clone();
+        harness.edit(&json!({"perAgent": {"costUSD": "0"}}), 2);
+        let message = condition(harness.write(2), ConditionType::Ready).message.clone();
         assert!(
             message.starts_with("spec.perAgent.costUSD is 0, which blocks every call of every Agent"),
             "{message}"
         );
-        world.edit(&json!({"perAgent": null}), 3);
+        harness.edit(&json!({"perAgent": null}), 3);
         assert_eq!(
-            says(world.write(3), ConditionType::Ready),
+            says(harness.write(3), ConditionType::Ready),
             ("True", "Accepted"),
             "{action}"
         );
@@ -535,25 +541,25 @@ fn a_limit_of_nothing_says_that_it_blocks_everything_until_it_is_raised() {
 
 #[test]
 fn a_top_up_of_a_kind_that_is_not_limited_is_said_to_add_nothing() {
-    let mut world =
-        World::new(&json!({"topUps": [{"id": "a", "tokens": 1}, {"id": "b", "tokens": 1, "costUSD": "1"}]}));
+    let mut harness =
+        StatusHarness::new(&json!({"topUps": [{"id": "a", "tokens": 1}, {"id": "b", "tokens": 1, "costUSD": "1"}]}));
     let message = |status: &AgentBudgetStatus| condition(status, ConditionType::Accepted).message.clone();
     assert_eq!(
-        message(world.write(0)),
+        message(harness.write(0)),
         "the spec is valid. spec.topUps[b].costUSD adds nothing: spec.limits has no costUSD"
     );
-    world.edit(&json!({"limits": {"tokens": 1000, "costUSD": "0.50"}}), 1);
-    assert_eq!(message(world.write(1)), "the spec is valid");
+    harness.edit(&json!({"limits": {"tokens": 1000, "costUSD": "0.50"}}), 1);
+    assert_eq!(message(harness.write(1)), "the spec is valid");
 }
 
 #[test]
 fn a_selector_that_cannot_be_read_is_said_on_the_budget() {
     let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
-    let world = World::new(&json!({"selector": broken}));
-    let facts = BudgetFacts::of(&Arc::new(world.budget.clone()));
+    let harness = StatusHarness::new(&json!({"selector": broken}));
+    let facts = BudgetFacts::of(&Arc::new(harness.budget.clone()));
     let input = BudgetStatusInput {
         entry: Err(facts.problem().unwrap()),
-        ..world.input(0)
+        ..harness.input(0)
     };
     let status = compute(&input);
     assert_eq!(says(&status, ConditionType::Ready), ("False", "InvalidSpec"));
@@ -566,9 +572,9 @@ fn a_selector_that_cannot_be_read_is_said_on_the_budget() {
 
 #[test]
 fn a_second_top_up_is_appended() {
-    let mut world = World::new(&json!({"topUps": [{"id": "more-2", "tokens": 5}]}));
-    world.spend("a", 1, 1000, 1);
-    let message = &condition(&world.status, ConditionType::Exhausted).message;
+    let mut harness = StatusHarness::new(&json!({"topUps": [{"id": "more-2", "tokens": 5}]}));
+    harness.spend("a", 1, 1000, 1);
+    let message = &condition(&harness.status, ConditionType::Exhausted).message;
     assert!(
         message.contains("\"path\":\"/spec/topUps/-\",\"value\":{\"id\":\"more-3\""),
         "{message}"
@@ -577,18 +583,18 @@ fn a_second_top_up_is_appended() {
 
 #[test]
 fn a_record_that_is_refused_is_said_until_one_is_written() {
-    let mut world = World::new(&json!({}));
-    world.write(0);
+    let mut harness = StatusHarness::new(&json!({}));
+    harness.write(0);
     let message = "admission webhook \"policy\" denied the request";
     let input = BudgetStatusInput {
         problem: Some(message),
-        ..world.input(1)
+        ..harness.input(1)
     };
     let status = compute(&input);
     for (type_, holds) in [(ConditionType::Ready, "False"), (ConditionType::Stalled, "True")] {
         assert_eq!(says(&status, type_), (holds, "RecordRefused"));
         assert!(condition(&status, type_).message.contains(message));
     }
-    world.status = status;
-    assert_eq!(says(world.write(2), ConditionType::Ready), ("True", "Accepted"));
+    harness.status = status;
+    assert_eq!(says(harness.write(2), ConditionType::Ready), ("True", "Accepted"));
 }

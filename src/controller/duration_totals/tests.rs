@@ -136,7 +136,7 @@ fn waits_for_approvals_are_there_with_zeros_from_the_first_gate_on() {
     }
     // What no pod can have waited.
     let mut hostile = DurationGrowth::default();
-    hostile.approvals.denied = counts(&[1], LONGEST_MEAN + 1);
+    hostile.approvals.denied = counts(&[1], MAX_MEAN + 1);
     add(&totals, ("a", "x"), &hostile);
     let denied = format!("{WAITS}{{namespace=\"a\",decision=\"Denied\"}}");
     assert_eq!(values(&totals, &denied), ["4"]);
@@ -177,10 +177,10 @@ fn a_namespace_has_series_of_as_many_models_as_have_room(#[case] models: usize, 
 }
 
 #[rstest]
-#[case::most(MOST_COUNTED, 0, true)]
-#[case::too_many(MOST_COUNTED + 1, 0, false)]
-#[case::longest(2, 2 * LONGEST_MEAN, true)]
-#[case::too_long(2, 2 * LONGEST_MEAN + 1, false)]
+#[case::most(MAX_COUNTED, 0, true)]
+#[case::too_many(MAX_COUNTED + 1, 0, false)]
+#[case::longest(2, 2 * MAX_MEAN, true)]
+#[case::too_long(2, 2 * MAX_MEAN + 1, false)]
 #[case::overflow(u64::MAX, u64::MAX, false)]
 fn what_no_pod_can_have_counted_is_not_added(#[case] count: u64, #[case] sum: u64, #[case] is_added: bool) {
     let totals = totals(&["m"]);
@@ -193,7 +193,7 @@ fn what_no_pod_can_have_counted_is_not_added(#[case] count: u64, #[case] sum: u6
     let expected = if is_added { count + 1 } else { 1 };
     assert_eq!(values(&totals, COUNT), [expected.to_string()]);
     // Whatever is reported, counts only grow.
-    let most = counts(&[MOST_COUNTED], MOST_COUNTED * LONGEST_MEAN);
+    let most = counts(&[MAX_COUNTED], MAX_COUNTED * MAX_MEAN);
     for _ in 0..20 {
         add(&totals, ("a", "x"), &calls("m", most.clone()));
     }

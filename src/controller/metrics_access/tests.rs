@@ -14,7 +14,7 @@ use super::*;
 
 /// An API server that knows the tokens `reader-…`, which may get /metrics, and `other-…`, which may not.
 #[derive(Default)]
-struct Reviews {
+struct FakeReviewServer {
     tokens: AtomicUsize,
     rights: Mutex<Vec<Value>>,
     failure: Mutex<Option<ServerFailure>>,
@@ -34,7 +34,7 @@ enum ServerFailure {
     Status(u16),
 }
 
-impl Reviews {
+impl FakeReviewServer {
     fn answer(&self, path: &str, review: &mut Value) {
         review["status"] = if path.ends_with("tokenreviews") {
             self.tokens.fetch_add(1, Ordering::SeqCst);
@@ -70,14 +70,14 @@ impl Reviews {
     }
 }
 
-struct World {
-    reviews: Arc<Reviews>,
+struct AccessHarness {
+    reviews: Arc<FakeReviewServer>,
     router: Router,
 }
 
-impl World {
+impl AccessHarness {
     fn new(authentication: MetricsAuthentication) -> Self {
-        let reviews = Arc::<Reviews>::default();
+        let reviews = Arc::<FakeReviewServer>::default();
         let server = reviews.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let reviews = server.clone();
@@ -148,51 +148,51 @@ impl World {
 
 #[tokio::test]
 async fn without_authentication_anyone_reads() {
-    let world = World::new(MetricsAuthentication::None);
-    assert_eq!(world.scrape(None).await, (200, "series\n".into()));
-    assert_eq!(world.reviews.asked(), 0);
+    let harness = AccessHarness::new(MetricsAuthentication::None);
+    assert_eq!(harness.scrape(None).await, (200, "series\n".into()));
+    assert_eq!(harness.reviews.asked(), 0);
 }
 
 #[tokio::test]
 async fn a_user_who_may_get_the_url_reads_and_others_are_told_why_they_may_not() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.scrape(Some("bearer reader-1")).await, (200, "series\n".into()));
-    let asked = world.reviews.rights.lock().unwrap().pop().unwrap();
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.scrape(Some("bearer reader-1")).await, (200, "series\n".into()));
+    let asked = harness.reviews.rights.lock().unwrap().pop().unwrap();
     assert_eq!(
         asked,
         json!({"user": "reader", "groups": ["g"], "nonResourceAttributes": {"path": "/metrics", "verb": "get"}})
     );
-    let (status, text) = world.scrape(Some("Bearer other-1")).await;
+    let (status, text) = harness.scrape(Some("Bearer other-1")).await;
     assert_eq!(status, 403);
     assert!(text.starts_with("other may not get /metrics: bind it"), "{text}");
-    let (status, text) = world.scrape(Some("Bearer forged")).await;
+    let (status, text) = harness.scrape(Some("Bearer forged")).await;
     assert_eq!((status, text.trim_end()), (401, REJECTED_TOKEN));
     for none in [None, Some("Basic cmVhZGVy"), Some("Bearer "), Some("reader-1")] {
-        let (status, text) = world.scrape(none).await;
+        let (status, text) = harness.scrape(none).await;
         assert_eq!(status, 401, "{none:?}");
         assert!(text.contains("Authorization: Bearer <token>"), "{text}");
     }
-    assert_eq!(world.reviews.asked(), 3);
+    assert_eq!(harness.reviews.asked(), 3);
 }
 
 const MOMENT: Duration = Duration::from_millis(1);
 
 #[tokio::test(start_paused = true)]
 async fn answers_about_valid_tokens_are_kept_for_a_minute() {
-    let world = World::new(MetricsAuthentication::Token);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
     for _ in 0..3 {
-        assert_eq!(world.with_token("reader-1").await, 200);
-        assert_eq!(world.with_token("other-1").await, 403);
+        assert_eq!(harness.with_token("reader-1").await, 200);
+        assert_eq!(harness.with_token("other-1").await, 403);
     }
-    assert_eq!(world.reviews.asked(), 2);
-    tokio::time::advance(KEPT.checked_sub(MOMENT).unwrap()).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.with_token("other-1").await, 403);
-    assert_eq!(world.reviews.asked(), 2);
+    assert_eq!(harness.reviews.asked(), 2);
+    tokio::time::advance(ANSWER_LIFETIME.checked_sub(MOMENT).unwrap()).await;
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.with_token("other-1").await, 403);
+    assert_eq!(harness.reviews.asked(), 2);
     tokio::time::advance(MOMENT).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.with_token("other-1").await, 403);
-    assert_eq!(world.reviews.asked(), 4);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.with_token("other-1").await, 403);
+    assert_eq!(harness.reviews.asked(), 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,198 +203,207 @@ async fn while_the_api_server_is_unreachable_a_reader_it_allowed_within_the_last
         ServerFailure::Status(503),
         ServerFailure::Status(429),
     ] {
-        let world = World::new(MetricsAuthentication::Token);
-        assert_eq!(world.with_token("reader-1").await, 200);
-        assert_eq!(world.with_token("other-1").await, 403);
+        let harness = AccessHarness::new(MetricsAuthentication::Token);
+        assert_eq!(harness.with_token("reader-1").await, 200);
+        assert_eq!(harness.with_token("other-1").await, 403);
         let began = Instant::now();
-        world.reviews.fail(failure);
-        tokio::time::advance(KEPT).await;
-        assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
+        harness.reviews.fail(failure);
+        tokio::time::advance(ANSWER_LIFETIME).await;
+        assert_eq!(harness.with_token("reader-1").await, 200, "{failure:?}");
         assert_eq!(
-            world.with_token("other-1").await,
+            harness.with_token("other-1").await,
             503,
             "{failure:?}: it was never allowed"
         );
-        assert_eq!(world.with_token("reader-2").await, 503, "{failure:?}: it is not known");
+        assert_eq!(
+            harness.with_token("reader-2").await,
+            503,
+            "{failure:?}: it is not known"
+        );
 
         // A silent server delays the answer.
-        tokio::time::advance(STALE.checked_sub(began.elapsed() + MOMENT + RECHECK_TIMEOUT).unwrap()).await;
-        assert_eq!(world.with_token("reader-1").await, 200, "{failure:?}");
-        tokio::time::advance(STALE.saturating_sub(began.elapsed())).await;
+        tokio::time::advance(
+            STALE_ANSWER_LIFETIME
+                .checked_sub(began.elapsed() + MOMENT + RECHECK_TIMEOUT)
+                .unwrap(),
+        )
+        .await;
+        assert_eq!(harness.with_token("reader-1").await, 200, "{failure:?}");
+        tokio::time::advance(STALE_ANSWER_LIFETIME.saturating_sub(began.elapsed())).await;
         assert_eq!(
-            world.with_token("reader-1").await,
+            harness.with_token("reader-1").await,
             503,
             "{failure:?}: an hour has passed"
         );
-        world.reviews.fail(None);
-        assert_eq!(world.with_token("reader-1").await, 200);
+        harness.reviews.fail(None);
+        assert_eq!(harness.with_token("reader-1").await, 200);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_hour_of_an_outage_begins_with_the_last_answer_of_the_api_server() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    world.reviews.fail(ServerFailure::Down);
-    tokio::time::advance(STALE.checked_sub(MOMENT).unwrap()).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    harness.reviews.fail(ServerFailure::Down);
+    tokio::time::advance(STALE_ANSWER_LIFETIME.checked_sub(MOMENT).unwrap()).await;
+    assert_eq!(harness.with_token("reader-1").await, 200);
     tokio::time::advance(UNREACHABLE).await;
-    assert_eq!(world.with_token("reader-1").await, 503);
+    assert_eq!(harness.with_token("reader-1").await, 503);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_denial_ends_what_was_allowed_before_also_during_an_outage() {
     for (revoked, status) in [("reader-1", 401), ("the role", 403)] {
-        let world = World::new(MetricsAuthentication::Token);
-        assert_eq!(world.with_token("reader-1").await, 200);
-        world.reviews.revoke(revoked);
-        tokio::time::advance(KEPT).await;
-        assert_eq!(world.with_token("reader-1").await, status);
-        world.reviews.fail(ServerFailure::Down);
-        tokio::time::advance(KEPT).await;
-        assert_eq!(world.with_token("reader-1").await, 503, "{revoked}");
+        let harness = AccessHarness::new(MetricsAuthentication::Token);
+        assert_eq!(harness.with_token("reader-1").await, 200);
+        harness.reviews.revoke(revoked);
+        tokio::time::advance(ANSWER_LIFETIME).await;
+        assert_eq!(harness.with_token("reader-1").await, status);
+        harness.reviews.fail(ServerFailure::Down);
+        tokio::time::advance(ANSWER_LIFETIME).await;
+        assert_eq!(harness.with_token("reader-1").await, 503, "{revoked}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_is_refused_once_its_rejection_is_known_also_to_who_waits_for_another_answer() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-a").await, 200);
-    tokio::time::advance(KEPT).await;
-    world.reviews.fail(ServerFailure::Silent);
-    let mut waiting = Box::pin(world.with_token("reader-a"));
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-a").await, 200);
+    tokio::time::advance(ANSWER_LIFETIME).await;
+    harness.reviews.fail(ServerFailure::Silent);
+    let mut waiting = Box::pin(harness.with_token("reader-a"));
     assert!(timeout(MOMENT, &mut waiting).await.is_err(), "nothing was answered");
-    world.reviews.fail(None);
-    world.reviews.revoke("reader-a");
-    assert_eq!(world.with_token("reader-a").await, 401);
+    harness.reviews.fail(None);
+    harness.reviews.revoke("reader-a");
+    assert_eq!(harness.with_token("reader-a").await, 401);
     assert_eq!(waiting.await, 401);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_late_is_remembered() {
     for (revoked, expected) in [("reader-a", 401), ("the role", 403), ("another", 200)] {
-        let world = World::new(MetricsAuthentication::Token);
-        assert_eq!(world.with_token("reader-a").await, 200);
-        tokio::time::advance(KEPT).await;
-        world.reviews.revoke(revoked);
-        let asked = world.reviews.asked();
+        let harness = AccessHarness::new(MetricsAuthentication::Token);
+        assert_eq!(harness.with_token("reader-a").await, 200);
+        tokio::time::advance(ANSWER_LIFETIME).await;
+        harness.reviews.revoke(revoked);
+        let asked = harness.reviews.asked();
         // For each of the two reviews.
-        world.reviews.fail(ServerFailure::Slow(3));
-        assert_eq!(world.with_token("reader-a").await, 200, "it was answered too early");
+        harness.reviews.fail(ServerFailure::Slow(3));
+        assert_eq!(harness.with_token("reader-a").await, 200, "it was answered too early");
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(world.with_token("reader-a").await, expected, "{revoked}");
-        assert_eq!(world.reviews.asked(), asked + 1, "{revoked}");
+        assert_eq!(harness.with_token("reader-a").await, expected, "{revoked}");
+        assert_eq!(harness.reviews.asked(), asked + 1, "{revoked}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_api_server_that_refuses_the_review_itself_is_not_unreachable() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    world.reviews.fail(ServerFailure::Status(403));
-    tokio::time::advance(KEPT).await;
-    assert_eq!(world.with_token("reader-1").await, 503);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    harness.reviews.fail(ServerFailure::Status(403));
+    tokio::time::advance(ANSWER_LIFETIME).await;
+    assert_eq!(harness.with_token("reader-1").await, 503);
 }
 
 #[tokio::test(start_paused = true)]
 async fn during_an_outage_the_api_server_is_asked_again_every_few_seconds() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    world.reviews.fail(ServerFailure::Silent);
-    tokio::time::advance(KEPT).await;
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    harness.reviews.fail(ServerFailure::Silent);
+    tokio::time::advance(ANSWER_LIFETIME).await;
     let began = Instant::now();
-    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(harness.with_token("reader-1").await, 200);
     assert_eq!(began.elapsed(), RECHECK_TIMEOUT);
-    assert_eq!(world.with_token("reader-1").await, 200);
+    assert_eq!(harness.with_token("reader-1").await, 200);
     assert_eq!(began.elapsed(), RECHECK_TIMEOUT, "the second scrape does not wait");
 
-    world.reviews.fail(None);
+    harness.reviews.fail(None);
     tokio::time::advance(UNREACHABLE.checked_sub(MOMENT).unwrap()).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.reviews.asked(), 1);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.reviews.asked(), 1);
     tokio::time::advance(MOMENT).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.reviews.asked(), 2);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.reviews.asked(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn so_many_answers_are_kept_and_the_oldest_goes_first() {
-    let world = World::new(MetricsAuthentication::Token);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
     for number in 0..MAX_KEPT {
-        assert_eq!(world.with_token(&format!("reader-{number}")).await, 200);
+        assert_eq!(harness.with_token(&format!("reader-{number}")).await, 200);
         tokio::time::advance(Duration::from_millis(1)).await;
     }
-    assert_eq!(world.with_token("reader-0").await, 200);
-    assert_eq!(world.reviews.asked(), MAX_KEPT);
-    assert_eq!(world.with_token("reader-one-more").await, 200);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.reviews.asked(), MAX_KEPT + 1);
-    assert_eq!(world.with_token("reader-0").await, 200);
-    assert_eq!(world.reviews.asked(), MAX_KEPT + 2);
+    assert_eq!(harness.with_token("reader-0").await, 200);
+    assert_eq!(harness.reviews.asked(), MAX_KEPT);
+    assert_eq!(harness.with_token("reader-one-more").await, 200);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.reviews.asked(), MAX_KEPT + 1);
+    assert_eq!(harness.with_token("reader-0").await, 200);
+    assert_eq!(harness.reviews.asked(), MAX_KEPT + 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusals_never_replace_what_is_known_of_readers() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
     for number in 0..2 * MAX_KEPT {
         tokio::time::advance(MOMENT).await;
-        assert_eq!(world.with_token(&format!("other-{number}")).await, 403);
+        assert_eq!(harness.with_token(&format!("other-{number}")).await, 403);
     }
-    let asked = world.reviews.asked();
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.reviews.asked(), asked);
+    let asked = harness.reviews.asked();
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.reviews.asked(), asked);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
-    let world = World::new(MetricsAuthentication::Token);
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
     for _ in 0..100 {
-        assert_eq!(world.with_token("late").await, 401);
+        assert_eq!(harness.with_token("late").await, 401);
     }
-    assert_eq!(world.reviews.asked(), 1);
+    assert_eq!(harness.reviews.asked(), 1);
     tokio::time::advance(WINDOW.checked_sub(MOMENT).unwrap()).await;
-    assert_eq!(world.with_token("late").await, 401);
-    assert_eq!(world.reviews.asked(), 1);
+    assert_eq!(harness.with_token("late").await, 401);
+    assert_eq!(harness.reviews.asked(), 1);
     tokio::time::advance(MOMENT).await;
-    assert_eq!(world.with_token("late").await, 401);
-    assert_eq!(world.reviews.asked(), 2);
+    assert_eq!(harness.with_token("late").await, 401);
+    assert_eq!(harness.reviews.asked(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_of_a_neighbor_do_not_keep_a_known_reader_out() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    tokio::time::advance(KEPT).await;
-    world.present_forged_tokens(1, SHARED_ROOM).await;
-    assert_eq!(world.with_token("forged").await, 503, "the limit is reached");
-    let asked = world.reviews.asked();
-    assert_eq!(world.with_token("reader-1").await, 200);
-    assert_eq!(world.reviews.asked(), asked + 1, "it was verified again");
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    tokio::time::advance(ANSWER_LIFETIME).await;
+    harness.present_forged_tokens(1, SHARED_ROOM).await;
+    assert_eq!(harness.with_token("forged").await, 503, "the limit is reached");
+    let asked = harness.reviews.asked();
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    assert_eq!(harness.reviews.asked(), asked + 1, "it was verified again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn forged_tokens_of_a_neighbor_keep_a_new_token_out_only_beyond_what_all_share() {
     const { assert!(SHARED_ROOM > MAX_WRONG) }
-    let world = World::new(MetricsAuthentication::Token);
-    world.present_forged_tokens(1, SHARED_ROOM - 1).await;
-    assert_eq!(world.with_token("reader-1").await, 200);
-    world.present_forged_tokens(1, 1).await;
-    assert_eq!(world.with_token("reader-2").await, 503);
-    assert_eq!(world.with_token_from(2, "reader-2").await, 200, "another address");
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    harness.present_forged_tokens(1, SHARED_ROOM - 1).await;
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    harness.present_forged_tokens(1, 1).await;
+    assert_eq!(harness.with_token("reader-2").await, 503);
+    assert_eq!(harness.with_token_from(2, "reader-2").await, 200, "another address");
     tokio::time::advance(WINDOW).await;
-    assert_eq!(world.with_token("reader-3").await, 200);
+    assert_eq!(harness.with_token("reader-3").await, 200);
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_that_wait_for_a_silent_api_server_do_not_keep_a_known_reader_out() {
-    let world = World::new(MetricsAuthentication::Token);
-    assert_eq!(world.with_token("reader-1").await, 200);
-    world.reviews.fail(ServerFailure::Silent);
-    tokio::time::advance(KEPT).await;
+    let harness = AccessHarness::new(MetricsAuthentication::Token);
+    assert_eq!(harness.with_token("reader-1").await, 200);
+    harness.reviews.fail(ServerFailure::Silent);
+    tokio::time::advance(ANSWER_LIFETIME).await;
     let tokens: Vec<_> = (0..100).map(|number| format!("forged-{number}")).collect();
-    let strangers = tokens.iter().map(|token| world.with_token(token));
-    let (strangers, reader) = tokio::join!(futures::future::join_all(strangers), world.with_token("reader-1"));
+    let strangers = tokens.iter().map(|token| harness.with_token(token));
+    let (strangers, reader) = tokio::join!(futures::future::join_all(strangers), harness.with_token("reader-1"));
     assert!(strangers.iter().all(|status| *status == 503), "{strangers:?}");
     assert_eq!(reader, 200);
 }

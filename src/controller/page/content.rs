@@ -6,16 +6,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::PageSources;
-use super::rights::{MOST_QUESTIONS, ViewRights, ViewedObjects, ViewedResource, rights};
+use super::rights::{MAX_QUESTIONS, ViewRights, ViewedObjects, ViewedResource, rights};
 use super::session::PageSession;
-use super::turns::{MOST_WITH_TURNS, TurnFollower};
+use super::turns::{MAX_WITH_TURNS, TurnFollower};
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::controller::agent::AgentsView;
 use crate::link::events::ClientRefusal;
 use crate::page::agent_rows::{StatusOrigin, row};
-use crate::page::html::{MOST_AGENTS, MOST_ROWS};
+use crate::page::html::{MAX_AGENTS, MAX_ROWS};
 use crate::page::sensor_rows::SensorRow;
-use crate::page::view::{AgentView, BudgetView, PageView};
+use crate::page::view::{AgentView, BudgetRow, PageView};
 
 /// What this user may see at this moment, in one namespace if there is a filter.
 pub(super) async fn view(
@@ -48,8 +48,8 @@ pub(super) async fn view(
     let rights = rights(&sources.access, session, filter, &viewed).await?;
     let mut notes = Vec::new();
     found.retain(|agent| rights.include(ViewedResource::Agents, agent));
-    notes.extend(more(found.len(), MOST_AGENTS, "Agents"));
-    let shown: BTreeSet<_> = found.into_iter().take(MOST_AGENTS).collect();
+    notes.extend(more(found.len(), MAX_AGENTS, "Agents"));
+    let shown: BTreeSet<_> = found.into_iter().take(MAX_AGENTS).collect();
     let rows = agent_views(sources, agents, turns, (&shown, &rights));
     let without = rows
         .iter()
@@ -65,9 +65,9 @@ pub(super) async fn view(
         );
         notes.push(format!("Turns of {without} Agents: {name} {rule}."));
     }
-    if rows.len() - without > MOST_WITH_TURNS {
+    if rows.len() - without > MAX_WITH_TURNS {
         notes.push(format!(
-            "Turns of more than {MOST_WITH_TURNS} Agents: choose a namespace."
+            "Turns of more than {MAX_WITH_TURNS} Agents: choose a namespace."
         ));
     }
     // Shown in any case, so that neither note reveals how much the user may not see.
@@ -76,14 +76,14 @@ pub(super) async fn view(
             notes.push("What was not checked yet: your permissions are checked again within 10 seconds.".into());
         }
         notes.push(format!(
-            "What is beyond {MOST_QUESTIONS} checks of your permissions: if something is missing, choose its namespace."
+            "What is beyond {MAX_QUESTIONS} checks of your permissions: if something is missing, choose its namespace."
         ));
     }
     let budgets = visible(budgets, &rights, ViewedResource::Budgets, (&mut notes, "AgentBudgets"));
     let sensors = visible(sensors, &rights, ViewedResource::Sensors, (&mut notes, "Sensors"));
     Ok(PageView {
         agents: rows,
-        budgets: budgets.iter().map(|budget| BudgetView::new(budget)).collect(),
+        budgets: budgets.iter().map(|budget| BudgetRow::new(budget)).collect(),
         sensors: sensors.iter().map(|sensor| SensorRow::of(sensor)).collect(),
         notes,
     })
@@ -120,8 +120,8 @@ fn visible<T>(
 ) -> Vec<Arc<T>> {
     let allowed = objects.into_iter().filter(|(key, _)| rights.include(resource, key));
     let mut allowed: Vec<_> = allowed.map(|(_, object)| object).collect();
-    notes.extend(more(allowed.len(), MOST_ROWS, what));
-    allowed.truncate(MOST_ROWS);
+    notes.extend(more(allowed.len(), MAX_ROWS, what));
+    allowed.truncate(MAX_ROWS);
     allowed
 }
 
@@ -149,7 +149,7 @@ fn agent_views(
     let mut with_turns = 0;
     for view in &mut views {
         let key = key(view);
-        if with_turns < MOST_WITH_TURNS && rights.include(ViewedResource::Events, &key) {
+        if with_turns < MAX_WITH_TURNS && rights.include(ViewedResource::Events, &key) {
             view.history = turns.history(&key);
             with_turns += 1;
         }

@@ -28,9 +28,9 @@ use crate::telemetry::http;
 
 pub use routes::LIMITS;
 use routes::PageServer;
-pub use session::{IDLE, LONGEST, MOST_SESSIONS, MOST_SESSIONS_OF_ONE};
-pub use streams::{MOST_READERS, MOST_READERS_OF_ONE};
-pub use turns::{MOST_FOLLOWED, MOST_WITH_TURNS};
+pub use session::{IDLE, MAX_SESSION, MAX_SESSIONS, MAX_SESSIONS_OF_ONE};
+pub use streams::{MAX_READERS, MAX_READERS_OF_ONE};
+pub use turns::{MAX_FOLLOWED, MAX_WITH_TURNS};
 
 /// How the page is served.
 #[derive(Clone, Debug, PartialEq, Eq)]

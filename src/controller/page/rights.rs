@@ -19,7 +19,7 @@ use crate::controller::event_subscriptions::unavailable;
 use crate::link::events::ClientRefusal;
 
 /// How long answers are kept.
-const KEPT: Duration = Duration::from_mins(1);
+const ANSWER_LIFETIME: Duration = Duration::from_mins(1);
 /// Time limit for all questions of one look.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The shortest time between the questions of two looks of one session.
@@ -27,11 +27,11 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// How long a failure is the answer of a session.
 const FAILED: Duration = Duration::from_secs(5);
 /// Most questions of one look.
-pub(super) const MOST_QUESTIONS: usize = 200;
+pub(super) const MAX_QUESTIONS: usize = 200;
 /// Most questions of the page at a time.
 pub(super) const AT_ONCE: usize = 8;
 /// Most filters whose answers are kept for one session.
-const MOST_FILTERS: usize = 4;
+const MAX_FILTERS: usize = 4;
 
 /// What the page shows of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,7 +113,7 @@ pub(super) struct KnownRights {
 
 impl KnownRights {
     fn keep(&mut self, filter: Option<String>, since: Instant, rights: Arc<ViewRights>) {
-        if self.answers.len() >= MOST_FILTERS {
+        if self.answers.len() >= MAX_FILTERS {
             let oldest = self.answers.iter().min_by_key(|(_, (since, _))| *since);
             if let Some(oldest) = oldest.map(|(filter, _)| filter.clone()) {
                 self.answers.remove(&oldest);
@@ -140,7 +140,9 @@ pub(super) async fn rights(
 ) -> Result<Arc<ViewRights>, ClientRefusal> {
     let mut known = session.rights.lock().await;
     let now = Instant::now();
-    known.answers.retain(|_, (since, _)| now.duration_since(*since) < KEPT);
+    known
+        .answers
+        .retain(|_, (since, _)| now.duration_since(*since) < ANSWER_LIFETIME);
     if let Some((_, rights)) = known.answers.get(&filter.cloned()) {
         return Ok(rights.clone());
     }
@@ -182,7 +184,7 @@ async fn ask(
     let mut questions = RightQuestions {
         access,
         session,
-        left: MOST_QUESTIONS,
+        left: MAX_QUESTIONS,
     };
     let mut rights = ViewRights::default();
     // Also of what there is none: only users who may see all learn that.

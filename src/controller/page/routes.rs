@@ -21,7 +21,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep_until, 
 use tokio_util::sync::CancellationToken;
 
 use super::rights::unverified;
-use super::session::{PageSession, SessionRefusal, SessionTable};
+use super::session::{PageSession, PageSessionTable, SessionRefusal};
 use super::streams::{StreamPlace, StreamTable};
 use super::turns::TurnFollower;
 use super::{PageSources, content, login};
@@ -54,7 +54,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) struct PageServer {
     sources: PageSources,
-    sessions: SessionTable,
+    sessions: PageSessionTable,
     pub(super) turns: TurnFollower,
     streams: Arc<StreamTable>,
     stop: CancellationToken,
@@ -86,7 +86,7 @@ impl PageServer {
         Arc::new(Self {
             turns: TurnFollower::new(sources.loops.clone()),
             sources,
-            sessions: SessionTable::default(),
+            sessions: PageSessionTable::default(),
             streams: Arc::default(),
             stop,
         })

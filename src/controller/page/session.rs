@@ -24,11 +24,11 @@ use crate::support::random::random_hex;
 /// A session that is not used for this long has ended. An open page uses it.
 pub const IDLE: Duration = Duration::from_mins(15);
 /// The longest duration of a session. To continue, a user must be identified again, as for a stream of events.
-pub const LONGEST: Duration = Duration::from_hours(1);
+pub const MAX_SESSION: Duration = Duration::from_hours(1);
 /// Most sessions; beyond them, the oldest ends of a user who has the most.
-pub const MOST_SESSIONS: usize = 64;
+pub const MAX_SESSIONS: usize = 64;
 /// Most sessions of one user; beyond them, the user's oldest ends.
-pub const MOST_SESSIONS_OF_ONE: usize = 4;
+pub const MAX_SESSIONS_OF_ONE: usize = 4;
 
 /// Why there is no new session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +73,12 @@ impl PageSession {
 /// All sessions, by the hash of their ids.
 type Sessions = HashMap<[u8; BYTES], Arc<PageSession>>;
 
-pub(super) struct SessionTable {
+pub(super) struct PageSessionTable {
     sessions: Mutex<Sessions>,
     questions: Arc<Semaphore>,
 }
 
-impl Default for SessionTable {
+impl Default for PageSessionTable {
     fn default() -> Self {
         Self {
             sessions: Mutex::default(),
@@ -87,7 +87,7 @@ impl Default for SessionTable {
     }
 }
 
-impl SessionTable {
+impl PageSessionTable {
     /// Begins a session of a user who was identified by this token; returns its id. It replaces the sessions with these ids.
     pub(super) fn begin(
         &self,
@@ -96,8 +96,8 @@ impl SessionTable {
         now: Timestamp,
     ) -> Result<String, SessionRefusal> {
         let most = match token_end(token) {
-            Some(end) => LONGEST.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
-            None => LONGEST,
+            Some(end) => MAX_SESSION.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
+            None => MAX_SESSION,
         };
         if most.is_zero() {
             return Err(SessionRefusal::Expired);
@@ -111,10 +111,10 @@ impl SessionTable {
             session.ended.cancel();
         }
         let own = sessions.values().filter(|session| session.name() == name);
-        if own.count() >= MOST_SESSIONS_OF_ONE {
+        if own.count() >= MAX_SESSIONS_OF_ONE {
             end_oldest_of(&mut sessions, &name);
         }
-        while sessions.len() >= MOST_SESSIONS {
+        while sessions.len() >= MAX_SESSIONS {
             let most = user_with_most(&sessions);
             end_oldest_of(&mut sessions, &most);
         }
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    fn begin(table: &SessionTable, name: &str) -> Result<String, SessionRefusal> {
+    fn begin(table: &PageSessionTable, name: &str) -> Result<String, SessionRefusal> {
         table.begin((user(name), "opaque"), &[], Timestamp::UNIX_EPOCH)
     }
 
@@ -222,7 +222,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_ends_after_15_minutes_without_use_and_an_hour_with_it() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let id = begin(&table, "ann").unwrap();
         advance(IDLE.saturating_sub(MOMENT)).await;
         let session = table.get(&id).unwrap();
@@ -233,11 +233,11 @@ mod tests {
         assert!(table.get(&id).is_none() && session.ended.is_cancelled());
         let id = begin(&table, "ann").unwrap();
         let began = Instant::now();
-        while began.elapsed() + Duration::from_mins(10) < LONGEST {
+        while began.elapsed() + Duration::from_mins(10) < MAX_SESSION {
             advance(Duration::from_mins(10)).await;
             assert!(table.get(&id).is_some());
         }
-        advance(LONGEST.saturating_sub(began.elapsed() + MOMENT)).await;
+        advance(MAX_SESSION.saturating_sub(began.elapsed() + MOMENT)).await;
         assert!(table.get(&id).is_some());
         advance(MOMENT).await;
         assert!(table.get(&id).is_none());
@@ -245,7 +245,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_does_not_outlast_the_token() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let begin = |end| table.begin((user("ann"), &token(end)), &[], Timestamp::UNIX_EPOCH);
         assert_eq!(begin(0), Err(SessionRefusal::Expired));
         let id = begin(60).unwrap();
@@ -257,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_ended_session_and_an_unknown_id_are_nothing() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let id = begin(&table, "ann").unwrap();
         let session = table.get(&id).unwrap();
         for wrong in ["", &id[1..], &id.replace(|_| true, "0")] {
@@ -270,47 +270,47 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn sessions_are_bounded_for_each_user_and_in_total() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let mut own = Vec::new();
-        for _ in 0..=MOST_SESSIONS_OF_ONE {
+        for _ in 0..=MAX_SESSIONS_OF_ONE {
             own.push(begin(&table, "ann").unwrap());
             advance(MOMENT).await;
         }
         let open: Vec<_> = own.iter().map(|id| table.get(id).is_some()).collect();
         assert_eq!(open, [false, true, true, true, true], "the oldest gives way");
-        for number in MOST_SESSIONS_OF_ONE..MOST_SESSIONS {
+        for number in MAX_SESSIONS_OF_ONE..MAX_SESSIONS {
             begin(&table, &format!("user{number}")).unwrap();
         }
-        assert_eq!(table.lock().len(), MOST_SESSIONS);
+        assert_eq!(table.lock().len(), MAX_SESSIONS);
         assert!(own[1..].iter().all(|id| table.get(id).is_some()));
         begin(&table, "bob").unwrap();
         let open: Vec<_> = own.iter().map(|id| table.get(id).is_some()).collect();
         assert_eq!(open, [false, false, true, true, true], "who has the most gives way");
-        assert_eq!(table.lock().len(), MOST_SESSIONS);
+        assert_eq!(table.lock().len(), MAX_SESSIONS);
     }
 
     #[tokio::test(start_paused = true)]
     async fn users_who_hold_all_sessions_keep_no_other_out() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let mut held = Vec::new();
-        for number in 0..MOST_SESSIONS {
-            held.push(begin(&table, &format!("user{}", number / MOST_SESSIONS_OF_ONE)).unwrap());
+        for number in 0..MAX_SESSIONS {
+            held.push(begin(&table, &format!("user{}", number / MAX_SESSIONS_OF_ONE)).unwrap());
             advance(MOMENT).await;
         }
         let first = table.get(&held[0]).unwrap();
         let bob = begin(&table, "bob").unwrap();
         assert!(table.get(&bob).is_some() && first.ended.is_cancelled());
         let open = held.iter().filter(|id| table.get(id).is_some()).count();
-        assert_eq!(open, MOST_SESSIONS - 1);
+        assert_eq!(open, MAX_SESSIONS - 1);
         let ann = begin(&table, "ann").unwrap();
         assert!(table.get(&ann).is_some() && table.get(&bob).is_some());
         assert!(table.get(&held[1]).is_some(), "its user has fewer than others now");
-        assert!(table.get(&held[MOST_SESSIONS_OF_ONE]).is_none());
+        assert!(table.get(&held[MAX_SESSIONS_OF_ONE]).is_none());
     }
 
     #[tokio::test]
     async fn a_session_ends_the_ones_that_it_replaces_and_only_if_it_begins() {
-        let table = SessionTable::default();
+        let table = PageSessionTable::default();
         let old = [
             begin(&table, "ann").unwrap(),
             begin(&table, "bob").unwrap(),

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
 
 /// Streams at a time.
-pub const MOST_READERS: usize = 32;
+pub const MAX_READERS: usize = 32;
 /// Streams of one user at a time, in all sessions.
-pub const MOST_READERS_OF_ONE: usize = 4;
+pub const MAX_READERS_OF_ONE: usize = 4;
 
 struct OpenStream {
     user: String,
@@ -42,10 +42,10 @@ impl StreamTable {
     pub(super) fn open(self: &Arc<Self>, user: &str) -> Option<StreamPlace> {
         let mut open = self.lock();
         let own = open.streams.values().filter(|stream| stream.user == user).count();
-        if own >= MOST_READERS_OF_ONE {
+        if own >= MAX_READERS_OF_ONE {
             return None;
         }
-        if open.streams.len() >= MOST_READERS {
+        if open.streams.len() >= MAX_READERS {
             let (most, oldest) = open.oldest_of_who_has_most()?;
             if most <= own + 1 {
                 return None;
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn streams_are_bounded_for_each_user_until_one_ends() {
         let table = Arc::default();
-        let mut held = hold(&table, 1, MOST_READERS_OF_ONE);
+        let mut held = hold(&table, 1, MAX_READERS_OF_ONE);
         assert!(table.open("user-0").is_none());
         assert!(table.open("another").is_some());
         held[0].pop();
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn with_one_place_left_nobody_loses_a_stream_and_without_the_oldest_of_who_has_most_ends() {
         let table = Arc::default();
-        let mut held = hold(&table, MOST_READERS / MOST_READERS_OF_ONE, MOST_READERS_OF_ONE);
+        let mut held = hold(&table, MAX_READERS / MAX_READERS_OF_ONE, MAX_READERS_OF_ONE);
         held[0].pop();
         let first = table.open("a").unwrap();
         assert!(held.iter().all(|places| displaced(places).iter().all(|is| !is)));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_place_is_taken_only_from_a_user_who_has_two_more() {
         let table = Arc::default();
-        let held = hold(&table, MOST_READERS / 2, 2);
+        let held = hold(&table, MAX_READERS / 2, 2);
         let of_new = table.open("new").unwrap();
         assert_eq!(displaced(&held[0]), [true, false]);
         assert!(table.open("new").is_none(), "the others have two, as this one would");
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn users_with_one_stream_each_lose_none() {
         let table = Arc::default();
-        let mut held = hold(&table, MOST_READERS, 1);
+        let mut held = hold(&table, MAX_READERS, 1);
         assert!(table.open("late").is_none());
         assert!(held.iter().all(|places| displaced(places) == [false]));
         held.pop();
@@ -165,10 +165,10 @@ mod tests {
     #[test]
     fn a_displaced_stream_that_ends_frees_no_place_of_another() {
         let table = Arc::default();
-        let mut held = hold(&table, MOST_READERS / MOST_READERS_OF_ONE, MOST_READERS_OF_ONE);
+        let mut held = hold(&table, MAX_READERS / MAX_READERS_OF_ONE, MAX_READERS_OF_ONE);
         let _new = table.open("new").unwrap();
         assert_eq!(displaced(&held[0]), [true, false, false, false]);
         held[0].remove(0);
-        assert_eq!(table.lock().streams.len(), MOST_READERS);
+        assert_eq!(table.lock().streams.len(), MAX_READERS);
     }
 }

@@ -16,12 +16,12 @@ use crate::api::NamespacedName;
 use crate::controller::event_subscriptions;
 use crate::controller::pod_sessions::PodSessions;
 use crate::link::events::{ClientRefusal, EventStreamItem, EventSubscription, LATEST};
-use crate::page::recent::{AgentHistory, MOST_LINES, RecentEvents};
+use crate::page::recent::{AgentHistory, MAX_LINES, RecentEvents};
 
 /// Most Agents that are followed. Fewer than the link allows readers, so that others can read too.
-pub const MOST_FOLLOWED: usize = 64;
+pub const MAX_FOLLOWED: usize = 64;
 /// Most Agents whose turns one page shows.
-pub const MOST_WITH_TURNS: usize = 20;
+pub const MAX_WITH_TURNS: usize = 20;
 /// How long an Agent is followed after its turns were shown last.
 const LINGER: Duration = Duration::from_secs(30);
 /// How long an Agent without a pod is left alone.
@@ -61,7 +61,7 @@ impl TurnFollower {
             entry.shown = now;
             return Some(self.recent.of(agent));
         }
-        if followed.agents.len() >= MOST_FOLLOWED {
+        if followed.agents.len() >= MAX_FOLLOWED {
             return None;
         }
         let follow = follow(self.loops.clone(), self.recent.clone(), agent.clone());
@@ -117,7 +117,7 @@ async fn read(loops: &Arc<PodSessions>, recent: &RecentEvents, agent: &Namespace
     };
     drop(latest);
     let mut after = recent.newest(agent);
-    let oldest = newest.saturating_sub(i64::from(MOST_LINES)).max(0);
+    let oldest = newest.saturating_sub(i64::from(MAX_LINES)).max(0);
     if !(oldest..=newest).contains(&after) {
         // A gap, or an Agent that was created again: its numbers begin again.
         recent.forget(agent);

@@ -19,7 +19,7 @@ use crate::support::hash;
 /// Bound of the queue; further Events are dropped.
 const QUEUE: usize = 1024;
 /// Most bytes of a note: the API server refuses an Event with a longer one.
-const MOST_NOTE_BYTES: usize = 1024;
+const MAX_NOTE_BYTES: usize = 1024;
 /// The end of a note that was too long.
 const CUT: &str = "…";
 /// Time limit for one Event.
@@ -27,7 +27,7 @@ const SEND: Duration = Duration::from_secs(10);
 /// How long after the last one the same Event counts as another of its series.
 const SERIES: SignedDuration = SignedDuration::from_mins(6);
 /// Most Events that can become series; beyond them, the oldest is forgotten, and the same Event is a new one.
-const MOST_RECENT: usize = 4096;
+const MAX_RECENT: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeEvent {
@@ -163,7 +163,7 @@ impl EventRecorder {
     }
 
     fn make_room(&mut self) {
-        if self.recent.len() < MOST_RECENT {
+        if self.recent.len() < MAX_RECENT {
             return;
         }
         let oldest = self.recent.iter().min_by_key(|(_, recent)| recent.last);
@@ -208,8 +208,8 @@ fn identity(notice: &KubeEvent, about: &ObjectReference) -> [u8; hash::BYTES] {
 
 /// The note, or its beginning if it is too long.
 fn limit_note(mut note: String) -> String {
-    if note.len() > MOST_NOTE_BYTES {
-        note.truncate(note.floor_char_boundary(MOST_NOTE_BYTES - CUT.len()));
+    if note.len() > MAX_NOTE_BYTES {
+        note.truncate(note.floor_char_boundary(MAX_NOTE_BYTES - CUT.len()));
         note.push_str(CUT);
     }
     note
@@ -369,7 +369,7 @@ mod tests {
     async fn the_oldest_of_too_many_events_is_forgotten() {
         let server = EventServer::default();
         let mut recorder = server.recorder();
-        let last = i64::try_from(MOST_RECENT).unwrap();
+        let last = i64::try_from(MAX_RECENT).unwrap();
         for number in (0..=last).chain([0, last]) {
             let (note, time) = (
                 number.to_string(),
@@ -377,7 +377,7 @@ mod tests {
             );
             recorder.record(answered(&note), helper(0), time).await.unwrap();
         }
-        assert_eq!(recorder.recent.len(), MOST_RECENT);
+        assert_eq!(recorder.recent.len(), MAX_RECENT);
         let stored = server.stored();
         assert_eq!(stored[..2], [("0".into(), None), ("0".into(), None)]);
         assert!(stored.contains(&(last.to_string(), Some(2))));

@@ -101,7 +101,7 @@ impl NamespaceObjects {
     }
 
     /// Namespaces where objects may have to be deleted.
-    pub(in crate::controller) fn made(&self) -> HashSet<String> {
+    pub(in crate::controller) fn namespaces(&self) -> HashSet<String> {
         self.lock().made.clone()
     }
 

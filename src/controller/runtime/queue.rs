@@ -292,7 +292,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
     /// key therefore wakes another one: as long as one is idle, one idle worker knows the next alarm.
     pub(in crate::controller) async fn next(&self) -> Option<K> {
         loop {
-            match self.look() {
+            match self.try_next() {
                 NextWork::Take(key) => {
                     self.added.notify_one();
                     return Some(key);
@@ -313,7 +313,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
     }
 
     /// Takes the next key, if there is one now.
-    fn look(&self) -> NextWork<K> {
+    fn try_next(&self) -> NextWork<K> {
         let mut state = self.lock();
         let next = state.next(Instant::now());
         if let NextWork::Take(key) = &next {

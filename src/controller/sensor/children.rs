@@ -165,7 +165,7 @@ impl ChildIndex {
         self.all.entry(key.clone()).or_default().put(seen)
     }
 
-    pub(super) fn gone(&mut self, key: &NamespacedName, kind: ChildKind) {
+    pub(super) fn remove_child(&mut self, key: &NamespacedName, kind: ChildKind) {
         if let Some(children) = self.all.get_mut(key) {
             children.remove(kind);
             if *children == SensorChildren::default() {
@@ -190,7 +190,7 @@ impl ChildIndex {
             .filter(|key| !present.contains_key(key))
             .collect();
         for key in &gone {
-            self.gone(key, kind);
+            self.remove_child(key, kind);
         }
         let mut changed = gone;
         for (key, seen) in present {

@@ -38,7 +38,7 @@ pub(super) const SILENT: &str = "Silent";
 /// Reason of `Ready=False` while a receiver cannot score a signal.
 const NO_LIGHT_MODEL: &str = "NoLightModel";
 /// Most names in one message.
-const MOST_NAMES: usize = 3;
+const MAX_NAMES: usize = 3;
 
 pub(super) fn compute(facts: &SensorStatusInput<'_>) -> Vec<Condition> {
     let mut conditions = SensorConditions {
@@ -332,8 +332,8 @@ fn is_problem(reason: &str) -> bool {
 }
 
 fn names(all: &[String]) -> String {
-    let shown = all.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
-    match all.len().saturating_sub(MOST_NAMES) {
+    let shown = all.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MAX_NAMES) {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }

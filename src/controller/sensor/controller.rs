@@ -175,7 +175,7 @@ impl SensorRegistry {
             .reflect(writer);
         let handle = |event: Event<GuardedObject<Sensor>>| match event {
             Event::Apply(sensor) => self.sensor_applied(&sensor),
-            Event::Delete(sensor) => self.gone(&NamespacedName::of(&sensor)),
+            Event::Delete(sensor) => self.remove_sensor(&NamespacedName::of(&sensor)),
             Event::InitDone => {
                 let all = store.state();
                 for sensor in &all {

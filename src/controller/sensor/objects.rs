@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::children::{AppliedChild, ChildKind, SensorChildren};
 use super::drift::{DriftAction, DriftBaselines};
-use super::pod::{self, EDIT, LONGEST_CONFIG, SensorPodSettings, SpecEdit};
+use super::pod::{self, EDIT, MAX_CONFIG, SensorPodSettings, SpecEdit};
 use super::snapshot::SensorSnapshot;
 use crate::api::Sensor;
 use crate::controller::runtime::pod_state::PodReason;
@@ -263,9 +263,9 @@ impl ObjectPlanner<'_> {
 
 /// Checks what admission cannot: the size of the configuration.
 fn oversize(bytes: usize) -> Option<String> {
-    (bytes > LONGEST_CONFIG).then(|| {
+    (bytes > MAX_CONFIG).then(|| {
         format!(
-            "spec has {bytes} bytes as JSON; the limit is {LONGEST_CONFIG}: shorten spec.updates, spec.signals \
+            "spec has {bytes} bytes as JSON; the limit is {MAX_CONFIG}: shorten spec.updates, spec.signals \
              or the request body"
         )
     })
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_configuration_that_no_container_takes_is_refused_and_one_byte_less_is_not() {
-        assert_eq!(oversize(LONGEST_CONFIG), None);
-        assert!(oversize(LONGEST_CONFIG + 1).unwrap().contains("122880"));
+        assert_eq!(oversize(MAX_CONFIG), None);
+        assert!(oversize(MAX_CONFIG + 1).unwrap().contains("122880"));
     }
 }

@@ -38,7 +38,7 @@ pub(super) const HASH: &str = "agentloop.dev/spec-hash";
 /// Annotation on a `StatefulSet`: the [`SpecEdit`] of the Sensor that it was built from.
 pub(super) const EDIT: &str = "agentloop.dev/sensor-edit";
 /// Longest configuration of a container: Linux allows 128 KiB for one variable, including its name.
-pub(super) const LONGEST_CONFIG: usize = 120 * 1024;
+pub(super) const MAX_CONFIG: usize = 120 * 1024;
 /// The binary in the image, and its role.
 const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
 /// Lifetime of a link token in seconds; the kubelet renews it.

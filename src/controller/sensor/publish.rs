@@ -145,14 +145,14 @@ fn step(snapshot: &SensorSnapshot, new: &SensorStatus) -> StatusStep {
 }
 
 /// The result of [`publish`].
-pub(super) struct Published {
+pub(super) struct PublishedSensorStatus {
     /// Time until the status is to be computed again.
     pub(super) next: Option<Duration>,
     /// The status that was written, and the resource version that the Sensor has since.
     pub(super) written: Option<(Option<String>, ComputedStatus)>,
 }
 
-impl Published {
+impl PublishedSensorStatus {
     fn nothing(next: Option<Duration>) -> Self {
         Self { next, written: None }
     }
@@ -163,7 +163,7 @@ pub(super) async fn publish(
     sensors: &SensorRegistry,
     observed: &ObservedSensor,
     publication: Publication,
-) -> Result<Published, ReconcileError> {
+) -> Result<PublishedSensorStatus, ReconcileError> {
     let (snapshot, key) = (&observed.snapshot, &observed.snapshot.key);
     if publication.requests_receivers {
         for receiver in &snapshot.receivers {
@@ -175,8 +175,8 @@ pub(super) async fn publish(
     }
     let silence_check = publication.silence_check;
     match publication.step {
-        StatusStep::Keep => return Ok(Published::nothing(silence_check)),
-        StatusStep::Postpone(delay) => return Ok(Published::nothing(Some(earliest(delay, silence_check)))),
+        StatusStep::Keep => return Ok(PublishedSensorStatus::nothing(silence_check)),
+        StatusStep::Postpone(delay) => return Ok(PublishedSensorStatus::nothing(Some(earliest(delay, silence_check)))),
         StatusStep::Write => {}
     }
     let (last, computed) = (&snapshot.last, publication.computed);
@@ -190,7 +190,7 @@ pub(super) async fn publish(
     let changes = merge_patch(&before, &json!(computed.status));
     let written = write_status(&api, &key.name, last.version.as_deref(), changes).await?;
     if written == StatusWrite::Conflict {
-        return Ok(Published::nothing(Some(CONFLICT_RETRY)));
+        return Ok(PublishedSensorStatus::nothing(Some(CONFLICT_RETRY)));
     }
     // Sent after the write: a failed write is computed again, and its Events are not sent twice.
     let about = snapshot.known.object.object_ref(&());
@@ -198,7 +198,7 @@ pub(super) async fn publish(
         .setup
         .events
         .send(events::from_status(&last.status, &computed.status), &about);
-    Ok(Published {
+    Ok(PublishedSensorStatus {
         next: silence_check,
         written: match written {
             StatusWrite::Written(version) => Some((version, computed)),

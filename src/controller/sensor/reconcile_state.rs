@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::apply::AppliedSteps;
 use super::decide::SensorPlan;
 use super::drift::DriftBaselines;
-use super::publish::{Publication, Published};
+use super::publish::{Publication, PublishedSensorStatus};
 use crate::api::sensor::{SensorStatus, SensorTotals};
 use crate::controller::runtime::status_throttle::StatusThrottle;
 
@@ -83,7 +83,7 @@ impl SensorReconcileState {
     }
 
     /// After the last step of a reconcile that has succeeded.
-    pub(super) fn record_published(&mut self, published: Published, now: Timestamp) {
+    pub(super) fn record_published(&mut self, published: PublishedSensorStatus, now: Timestamp) {
         self.errors = 0;
         let Some((version, computed)) = published.written else {
             return;

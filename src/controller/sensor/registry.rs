@@ -162,7 +162,7 @@ impl SensorRegistry {
         }
     }
 
-    pub(super) fn gone(&self, key: &NamespacedName) {
+    pub(super) fn remove_sensor(&self, key: &NamespacedName) {
         self.lock().memory.remove(key);
         self.setup.relay.forget(key);
         self.change(|index| index.sensor_gone(key));
@@ -187,7 +187,7 @@ impl SensorRegistry {
     }
 
     pub(super) fn child_gone(&self, key: &NamespacedName, kind: ChildKind) {
-        self.lock().children.gone(key, kind);
+        self.lock().children.remove_child(key, kind);
         self.note_left();
         self.request_reconcile(key.clone());
     }
@@ -219,7 +219,7 @@ impl SensorRegistry {
     }
 
     /// Waits for [`Self::note_left`].
-    pub(in crate::controller) async fn left(&self) {
+    pub(in crate::controller) async fn wait_for_departure(&self) {
         self.left.notified().await;
     }
 

@@ -278,8 +278,8 @@ async fn the_check_of_a_deleted_sensor_is_dropped() {
     let all = ["s", "t", "u"].map(|name| sensor("n", name, 1, &json!({})));
     let leader = Leader::listed(&["n"], &all);
     let running = leader.sensors.next_unchecked().unwrap();
-    leader.sensors.gone(&key("n", "s"));
-    leader.sensors.gone(&key("n", "t"));
+    leader.sensors.remove_sensor(&key("n", "s"));
+    leader.sensors.remove_sensor(&key("n", "t"));
     // Made again under the name of the one whose check runs.
     let mut again = sensor("n", "s", 1, &json!({}));
     again.metadata.uid = Some("another".into());

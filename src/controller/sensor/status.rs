@@ -20,7 +20,7 @@ use crate::link::sensor_messages::SensorReport;
 use crate::support::text::first_bytes;
 
 /// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
-pub(super) const MOST_RECEIVERS: usize = 100;
+pub(super) const MAX_RECEIVERS: usize = 100;
 /// Most bytes of `status.lastDeliveryId`.
 const ID_BYTES: usize = 253;
 
@@ -37,7 +37,7 @@ pub(super) struct SensorStatusInput<'a> {
     pub(super) absent: &'a [String],
     /// Uids of all Agents of its namespace.
     pub(super) agents: &'a BTreeSet<String>,
-    /// Totals, as last counted, of receivers beyond [`MOST_RECEIVERS`].
+    /// Totals, as last counted, of receivers beyond [`MAX_RECEIVERS`].
     pub(super) beyond: &'a BTreeMap<String, SensorTotals>,
     pub(super) now: Timestamp,
 }
@@ -244,7 +244,7 @@ fn count(facts: &SensorStatusInput<'_>) -> CountedTotals {
             continue;
         }
         let beyond = counted.beyond.remove(uid);
-        if counted.receivers.len() < MOST_RECEIVERS {
+        if counted.receivers.len() < MAX_RECEIVERS {
             counted.totals = add(counted.totals, since(beyond.unwrap_or_default(), reported));
             counted.receivers.push(ReceiverStatus {
                 uid: uid.to_owned(),

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::decide::SensorObstacle;
 use super::events;
 use super::index::{ReceiverFacts, SensorReceiver};
-use super::status::{ComputedStatus, MOST_RECEIVERS, OwnPod, SensorStatusInput, compute, urgent};
+use super::status::{ComputedStatus, MAX_RECEIVERS, OwnPod, SensorStatusInput, compute, urgent};
 use crate::api::Sensor;
 use crate::api::condition::{ConditionType, find};
 use crate::api::sensor::{SensorStatus, SensorTotals, SourceType};
@@ -454,23 +454,23 @@ fn receivers_beyond_the_room_in_status_count_from_a_restart_on() {
         let each = |number| receiver(&format!("a-{number}"), Some(report(events)));
         (0..count).map(each).collect::<Vec<_>>()
     };
-    let full = i64::try_from(MOST_RECEIVERS).unwrap();
+    let full = i64::try_from(MAX_RECEIVERS).unwrap();
     let mut case = Case {
-        receivers: many(MOST_RECEIVERS, 1),
+        receivers: many(MAX_RECEIVERS, 1),
         ..Case::default()
     };
     assert_eq!(case.write().totals.events, full);
-    case.receivers = many(MOST_RECEIVERS + 1, 1);
+    case.receivers = many(MAX_RECEIVERS + 1, 1);
     let status = case.write();
-    assert_eq!((status.totals.events, status.receivers.len()), (full, MOST_RECEIVERS));
-    case.receivers = many(MOST_RECEIVERS + 1, 2);
+    assert_eq!((status.totals.events, status.receivers.len()), (full, MAX_RECEIVERS));
+    case.receivers = many(MAX_RECEIVERS + 1, 2);
     assert_eq!(
         case.write().totals.events,
         2 * full + 1,
         "the one beyond the limit is remembered"
     );
     case.beyond.clear();
-    case.receivers = many(MOST_RECEIVERS + 1, 3);
+    case.receivers = many(MAX_RECEIVERS + 1, 3);
     assert_eq!(
         case.write().totals.events,
         3 * full + 1,

@@ -20,15 +20,15 @@ use crate::{CallId, CallPurpose, JournalRecord, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
 /// Most bytes of a summary: it is written with each step of the loop.
-pub const MOST_BYTES: u64 = 16 * 1024;
+pub const MAX_BYTES: u64 = 16 * 1024;
 /// Tokens that a summary must replace: to save fewer, the call costs more than it is worth.
-pub const LEAST_REPLACED: u64 = 500;
+pub const MIN_REPLACED: u64 = 500;
 /// Failed attempts after which the turn continues without a summary.
-pub const MOST_FAILURES: u32 = 2;
+pub const MAX_FAILURES: u32 = 2;
 /// Fewest bytes of a summary beside tool calls: a shorter text only announces the calls.
-const LEAST_BESIDE_CALLS: usize = 200;
+const MIN_BESIDE_CALLS: usize = 200;
 /// Fewest bytes that a summary may have.
-const LEAST_BYTES: u64 = 512;
+const MIN_BYTES: u64 = 512;
 /// Delay before the attempt after a failed one.
 const AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// Bytes of a word of a summary including its space, rounded up.
@@ -67,7 +67,7 @@ impl Engine {
         if leaving == 0 || !self.state.turn.as_ref().is_some_and(Turn::may_summarize) {
             return CompactionPlan::None;
         }
-        let asked = prompt_size::message_size(&prompt::summary_request(MOST_BYTES / BYTES_PER_WORD));
+        let asked = prompt_size::message_size(&prompt::summary_request(MAX_BYTES / BYTES_PER_WORD));
         let limit = self.state.budget.tokens.unwrap_or(u64::MAX);
         let limit = self.state.sizes.estimated(limit).saturating_sub(self.fixed_tokens());
         let room = self.room(0);
@@ -80,12 +80,12 @@ impl Engine {
         let cleared = self.cleared();
         let messages = prompt_size::longest_prefix(oldest, cleared, most).unwrap_or(0);
         let replaced = prompt_size::messages_size(&oldest[..messages], cleared);
-        if replaced >= LEAST_REPLACED {
+        if replaced >= MIN_REPLACED {
             // It frees half of what it replaces, and leaves three quarters of the room to others.
-            let most_bytes = MOST_BYTES.min(room.share.max(room.history)).min(replaced * 2);
+            let most_bytes = MAX_BYTES.min(room.share.max(room.history)).min(replaced * 2);
             return CompactionPlan::Worth(Compaction {
                 messages,
-                most_bytes: most_bytes.max(LEAST_BYTES),
+                most_bytes: most_bytes.max(MIN_BYTES),
                 failures: 0,
             });
         }
@@ -143,7 +143,7 @@ impl Engine {
             .settings
             .context_tokens
             .saturating_sub(self.settings.max_output_tokens);
-        let most = usize::try_from(u64::from(window).min(MOST_BYTES)).unwrap_or(usize::MAX);
+        let most = usize::try_from(u64::from(window).min(MAX_BYTES)).unwrap_or(usize::MAX);
         let summary = self
             .state
             .summary
@@ -211,7 +211,7 @@ impl Engine {
             return false;
         }
         compaction.failures = compaction.failures.saturating_add(1);
-        let again = compaction.failures < MOST_FAILURES;
+        let again = compaction.failures < MAX_FAILURES;
         self.state.call.summarize(compaction);
         self.state.call.retry_at(time_math::after(out.now, AGAIN));
         self.state.last_error = Some((out.now, failure.clone()));
@@ -242,7 +242,7 @@ fn summary_of(answer: &ModelAnswer, most_bytes: u64) -> Option<String> {
     let least = if answer.tool_calls.is_empty() {
         1
     } else {
-        LEAST_BESIDE_CALLS
+        MIN_BESIDE_CALLS
     };
     if answer.finish == FinishReason::Refused || text.len() < least {
         return None;

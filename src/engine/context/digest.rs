@@ -13,11 +13,11 @@ use crate::context::prompt::truncate;
 use crate::message::{Message, ToolCall};
 
 /// Calls that are listed: the newest of those that left.
-pub const MOST_CALLS: usize = 24;
+pub const MAX_CALLS: usize = 24;
 /// Bytes of the arguments, and of the result, of one call.
-const MOST_BYTES: usize = 120;
+const MAX_BYTES: usize = 120;
 /// Bytes of the message that began the turn under way.
-const MOST_OPENING_BYTES: usize = 4096;
+const MAX_OPENING_BYTES: usize = 4096;
 
 /// In place of quoted arguments, and of a quoted result.
 const NO_ARGUMENTS: &str = "[arguments left out]";
@@ -65,7 +65,7 @@ impl HistoryDigest {
                 }
             }
         }
-        while self.calls.len() > MOST_CALLS {
+        while self.calls.len() > MAX_CALLS {
             self.calls.pop_front();
             self.more = self.more.saturating_add(1);
         }
@@ -91,7 +91,7 @@ impl HistoryDigest {
             return;
         }
         self.opening = match message {
-            Some(Message::User { text }) => Some((turn, truncate(text, MOST_OPENING_BYTES))),
+            Some(Message::User { text }) => Some((turn, truncate(text, MAX_OPENING_BYTES))),
             Some(Message::System { .. } | Message::Assistant { .. } | Message::Tool { .. }) | None => None,
         };
     }
@@ -155,7 +155,7 @@ fn count(number: usize) -> u64 {
 }
 
 fn line(call: &ToolCall, result: &str, failed: bool, detail: DigestDetail) -> String {
-    let name = truncate(&call.name, MOST_BYTES);
+    let name = truncate(&call.name, MAX_BYTES);
     let arguments = match detail {
         DigestDetail::Results | DigestDetail::Arguments => on_one_line(&call.arguments),
         DigestDetail::Names => NO_ARGUMENTS.to_owned(),
@@ -175,6 +175,6 @@ fn is_quoting(line: &str) -> bool {
 }
 
 fn on_one_line(text: &str) -> String {
-    let words: Vec<&str> = text.split_whitespace().take(MOST_BYTES).collect();
-    truncate(&words.join(" "), MOST_BYTES)
+    let words: Vec<&str> = text.split_whitespace().take(MAX_BYTES).collect();
+    truncate(&words.join(" "), MAX_BYTES)
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::digest::DigestDetail;
 
 /// Refused turns in a row after which the history is doubted.
-const MOST_REFUSED: u32 = 2;
+const MAX_REFUSED: u32 = 2;
 
 /// What is suspected of the history.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl HistoryDoubt {
         }
         self.refused = self.refused.saturating_add(1);
         self.clear_part();
-        self.refused >= MOST_REFUSED
+        self.refused >= MAX_REFUSED
     }
 
     fn clear_part(&mut self) {

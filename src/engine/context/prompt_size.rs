@@ -21,16 +21,16 @@ const PER_MESSAGE: u64 = 8;
 pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// Shorter tool results are never cleared: the text that says so would be as long.
-pub const LEAST_CLEARED_BYTES: usize = 600;
+pub const MIN_CLEARED_BYTES: usize = 600;
 
 /// Bytes of a cleared result that stay: most results begin with what was done and its id.
 const KEPT_BYTES: usize = 160;
 
 /// The largest correction, in thousandths: no tokenizer needs more than one token per byte.
-const MOST_RATIO: u32 = 4000;
+const MAX_RATIO: u32 = 4000;
 
 /// Prompts with fewer estimated tokens do not change the ratio: the server's own additions dominate them.
-const LEAST_MEASURED: u64 = 250;
+const MIN_MEASURED: u64 = 250;
 
 /// What a server's answers and refusals reveal about the estimate.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +69,11 @@ impl TokenEstimator {
 
     /// The server counted `billed` tokens for a prompt of `estimate` tokens.
     pub fn calibrate(&mut self, estimate: u64, billed: u64, settings: &EngineSettings) {
-        if estimate < LEAST_MEASURED || billed == 0 {
+        if estimate < MIN_MEASURED || billed == 0 {
             return;
         }
         let ratio = u32::try_from(ratio_of(billed, 1000, estimate)).unwrap_or(u32::MAX);
-        self.ratio = ratio.clamp(1000, MOST_RATIO);
+        self.ratio = ratio.clamp(1000, MAX_RATIO);
         // A refusal that the ratio explains reveals nothing about the window.
         self.refused = self
             .refused
@@ -178,7 +178,7 @@ pub fn rendered(messages: &[Arc<Message>], cleared: usize) -> impl Iterator<Item
 }
 
 fn is_clearable(text: &str) -> bool {
-    text.len() >= LEAST_CLEARED_BYTES
+    text.len() >= MIN_CLEARED_BYTES
 }
 
 fn cleared_text<'a>(text: &'a str, artifacts: &ResultArtifacts) -> Cow<'a, str> {

@@ -33,9 +33,9 @@ use agentloop_support::clock::rfc3339_seconds;
 
 /// Prompts of one call that a server may refuse as too long before the turn fails. Each is a fifth smaller than the one
 /// before, so the last one is less than a tenth of the first.
-const MOST_REFUSALS: u32 = 12;
+const MAX_REFUSALS: u32 = 12;
 /// Fewest bytes of one result, however little room there is: enough for an error message.
-const LEAST_RESULT_BYTES: usize = 512;
+const MIN_RESULT_BYTES: usize = 512;
 
 /// Which messages have their results cleared.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -297,7 +297,7 @@ impl Engine {
             .map_or(1, |batch| batch.joined() + batch.places())
             .max(1);
         let each = usize::try_from(room).unwrap_or(usize::MAX) / 4;
-        let each = each.min(each.saturating_mul(3) / calls).max(LEAST_RESULT_BYTES);
+        let each = each.min(each.saturating_mul(3) / calls).max(MIN_RESULT_BYTES);
         self.settings.max_result_bytes.min(each)
     }
 
@@ -331,7 +331,7 @@ impl Engine {
         let Some(turn) = &mut self.state.turn else {
             return false;
         };
-        if turn.count_refused_prompt() > MOST_REFUSALS {
+        if turn.count_refused_prompt() > MAX_REFUSALS {
             self.reset_sizes();
             return false;
         }

@@ -10,7 +10,7 @@ use crate::settings::EngineSettings;
 use agentloop_api::status::PauseReason;
 
 /// The longest pause: the minute, and one piece of it.
-pub const LONGEST: SignedDuration = SignedDuration::from_secs(61);
+pub const MAX_HOLD: SignedDuration = SignedDuration::from_secs(61);
 
 pub struct ActionsPerMinute;
 

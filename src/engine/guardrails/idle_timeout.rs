@@ -20,7 +20,7 @@ use agentloop_support::hash::sha256_u64;
 const SEEN: usize = 32;
 
 /// The most that one call counts.
-const LONGEST_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
+const MAX_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
 
 pub struct IdleTimeout;
 
@@ -76,7 +76,7 @@ impl IdleClock {
 
     /// Counts the time until now as one answered call.
     pub fn count_call(&mut self, now: Timestamp) {
-        self.count_up_to(LONGEST_COUNTED_CALL, now);
+        self.count_up_to(MAX_COUNTED_CALL, now);
     }
 
     /// Skips the time until now: work was done.

@@ -12,7 +12,7 @@ mod tool_failures;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{OutcomeKind, counters::StreakCounters, resources::ResourceTracker, settings::EngineSettings};
-pub use actions_per_minute::LONGEST as LONGEST_HOLD_OF_ACTIONS;
+pub use actions_per_minute::MAX_HOLD as MAX_HOLD_OF_ACTIONS;
 use agentloop_api::status::{LoopOutcome, PauseReason};
 use agentloop_api::usage_counts::GuardrailTrip;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::HotState;
 
 /// Most bytes of one value in a diff.
-const MOST_VALUE_BYTES: usize = 1024;
+const MAX_VALUE_BYTES: usize = 1024;
 /// Stands for no value.
 const NONE: &str = "(no value)";
 
@@ -64,9 +64,9 @@ fn render_value(text: Option<&String>) -> String {
     let Some(text) = text else {
         return NONE.to_owned();
     };
-    if text.len() <= MOST_VALUE_BYTES {
+    if text.len() <= MAX_VALUE_BYTES {
         return text.clone();
     }
-    let end = text.floor_char_boundary(MOST_VALUE_BYTES);
+    let end = text.floor_char_boundary(MAX_VALUE_BYTES);
     format!("{} [cut]", &text[..end])
 }

@@ -17,9 +17,9 @@ pub use refresh::HotStateRefresh;
 use agentloop_api::hot_state::{FieldType, HotField};
 
 /// Most bytes of one value, as JSON.
-pub const MOST_FIELD_BYTES: usize = 8 * 1024;
+pub const MAX_FIELD_BYTES: usize = 8 * 1024;
 /// Most bytes of all values together.
-pub const MOST_BYTES: usize = 32 * 1024;
+pub const MAX_BYTES: usize = 32 * 1024;
 
 /// What a field may hold, and for how long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,9 +56,9 @@ pub enum FieldWriteError {
     NoSuchField,
     #[error("it requires type {wanted}, but the value is {given}")]
     Type { wanted: FieldType, given: &'static str },
-    #[error("the value has {0} bytes as JSON; the limit is {MOST_FIELD_BYTES}")]
+    #[error("the value has {0} bytes as JSON; the limit is {MAX_FIELD_BYTES}")]
     TooLarge(usize),
-    #[error("all values together would have {0} bytes as JSON; the limit is {MOST_BYTES}")]
+    #[error("all values together would have {0} bytes as JSON; the limit is {MAX_BYTES}")]
     Full(usize),
 }
 
@@ -104,12 +104,12 @@ impl HotState {
         let field = self.field(name).ok_or(FieldWriteError::NoSuchField)?;
         let value = field.coerce(value)?;
         let text = value.to_string();
-        if text.len() > MOST_FIELD_BYTES {
+        if text.len() > MAX_FIELD_BYTES {
             return Err(FieldWriteError::TooLarge(text.len()));
         }
         let others = self.entries.iter().filter(|(other, _)| *other != name);
         let all = others.map(|(_, entry)| entry.text.len()).sum::<usize>() + text.len();
-        if all > MOST_BYTES {
+        if all > MAX_BYTES {
             return Err(FieldWriteError::Full(all));
         }
         let entry = DatedValue {

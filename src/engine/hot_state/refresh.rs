@@ -15,7 +15,7 @@ use super::super::machine::Engine;
 use super::super::message::ToolCall;
 use super::super::tool::{ToolEffect, ToolOutcome, ToolRunId};
 use super::super::tools::admission::{self, AdmissionContext};
-use super::super::tools::batch::{MOST_READS, ToolRunPlan};
+use super::super::tools::batch::{MAX_READS, ToolRunPlan};
 use super::super::untrusted::server_source;
 use super::super::{EngineEffect, JournalRecord, OutcomeKind, RecordKind, ToolLine, ids};
 use super::FieldSchema;
@@ -162,7 +162,7 @@ impl Engine {
                 index,
             };
             let held = !self.state.reasons.are_free(out.now);
-            if held || !self.state.life.is_active() || self.running.len() >= MOST_READS {
+            if held || !self.state.life.is_active() || self.running.len() >= MAX_READS {
                 return;
             }
             if !self.running.contains_key(&id) {

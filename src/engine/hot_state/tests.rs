@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::{FieldSchema, FieldWriteError, HotState, MOST_BYTES, MOST_FIELD_BYTES};
+use super::{FieldSchema, FieldWriteError, HotState, MAX_BYTES, MAX_FIELD_BYTES};
 use agentloop_api::hot_state::FieldType;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -82,9 +82,9 @@ fn an_array_keeps_its_newest_items_as_many_as_it_may_have() {
 fn a_value_may_be_as_large_as_the_bound_and_no_larger_and_the_last_good_one_stays() {
     let mut hot = HotState::new(vec![field("f", FieldType::String)]);
     let text = |bytes: usize| json!("x".repeat(bytes - 2));
-    hot.write("f", text(MOST_FIELD_BYTES), NOW).unwrap();
-    let refused = hot.write("f", text(MOST_FIELD_BYTES + 1), NOW).unwrap_err();
-    assert_eq!(refused, FieldWriteError::TooLarge(MOST_FIELD_BYTES + 1));
+    hot.write("f", text(MAX_FIELD_BYTES), NOW).unwrap();
+    let refused = hot.write("f", text(MAX_FIELD_BYTES + 1), NOW).unwrap_err();
+    assert_eq!(refused, FieldWriteError::TooLarge(MAX_FIELD_BYTES + 1));
     assert_eq!(hot.version(), 1);
 }
 
@@ -92,15 +92,15 @@ fn a_value_may_be_as_large_as_the_bound_and_no_larger_and_the_last_good_one_stay
 fn all_values_together_are_bounded_and_a_smaller_one_makes_room() {
     let names = ["a", "b", "c", "d", "e"];
     let mut hot = HotState::new(names.map(|name| field(name, FieldType::String)).to_vec());
-    let full = || json!("x".repeat(MOST_FIELD_BYTES - 2));
+    let full = || json!("x".repeat(MAX_FIELD_BYTES - 2));
     for name in &names[..4] {
         hot.write(name, full(), NOW).unwrap();
     }
     assert_eq!(
         hot.write("e", json!(""), NOW),
-        Err(FieldWriteError::Full(MOST_BYTES + 2))
+        Err(FieldWriteError::Full(MAX_BYTES + 2))
     );
-    hot.write("a", json!("x".repeat(MOST_FIELD_BYTES - 4)), NOW).unwrap();
+    hot.write("a", json!("x".repeat(MAX_FIELD_BYTES - 4)), NOW).unwrap();
     hot.write("e", json!(""), NOW).unwrap();
 }
 

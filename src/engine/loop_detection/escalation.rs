@@ -13,11 +13,11 @@ use agentloop_api::condition::LoopSign;
 use agentloop_api::usage_counts::TripAction;
 
 /// Pauses in a row after which the next step is the last.
-pub const MOST_PAUSES: u32 = 4;
+pub const MAX_PAUSES: u32 = 4;
 /// Most hashes that are denied, the newest ones.
-const MOST_DENIED: usize = 16;
+const MAX_DENIED: usize = 16;
 /// Hashes that are shown as evidence.
-const MOST_SHOWN: usize = 5;
+const MAX_SHOWN: usize = 5;
 
 /// How far an episode has escalated.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::AsRefStr)]
@@ -143,14 +143,14 @@ impl LoopEpisode {
         };
         if step == EscalationStep::Denied {
             self.denied.extend(&signal.calls);
-            let surplus = self.denied.len().saturating_sub(MOST_DENIED);
+            let surplus = self.denied.len().saturating_sub(MAX_DENIED);
             self.denied.drain(..surplus);
         }
         self.sign = signal.sign;
         self.words = signal.words;
         self.tool = tool;
         self.shown = signal.calls;
-        self.shown.truncate(MOST_SHOWN);
+        self.shown.truncate(MAX_SHOWN);
     }
 
     /// Whether a call is denied now.
@@ -173,7 +173,7 @@ impl LoopEpisode {
 }
 
 fn pause(rules: EscalationRules) -> EscalationStep {
-    if rules.pauses < MOST_PAUSES {
+    if rules.pauses < MAX_PAUSES {
         EscalationStep::Paused
     } else {
         EscalationStep::Failed

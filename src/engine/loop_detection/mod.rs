@@ -11,7 +11,7 @@ use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use escalation::{EscalationRules, EscalationStep, LoopEpisode, MOST_PAUSES};
+use escalation::{EscalationRules, EscalationStep, LoopEpisode, MAX_PAUSES};
 pub use signals::ToolCallEnding;
 use signals::{LoopSignal, RecentCalls};
 pub(crate) use signature::{CallSignature, ShortHash};
@@ -32,7 +32,7 @@ use agentloop_api::usage_counts::GuardrailTrip;
 /// Turns in a row without a [`ToolCall`] that say the same, which are a loop.
 pub const EQUAL_TEXTS: u32 = 3;
 /// Sleeps that add up to this much count as waiting.
-const LEAST_WAIT: SignedDuration = SignedDuration::from_secs(10);
+const MIN_WAIT: SignedDuration = SignedDuration::from_secs(10);
 /// The first forced sleep; each further one in a row doubles it.
 const FIRST_SLEEP: SignedDuration = SignedDuration::from_secs(60);
 
@@ -94,7 +94,7 @@ impl LoopDetector {
     /// The agent chose to sleep for this long. Polling every second is not waiting.
     fn record_sleep(&mut self, wait: SignedDuration) {
         self.napped = self.napped.saturating_add(wait);
-        if self.napped >= LEAST_WAIT {
+        if self.napped >= MIN_WAIT {
             self.napped = SignedDuration::ZERO;
             self.reset_after_sleep();
         }
@@ -201,9 +201,9 @@ impl Engine {
                 LoopPace::Continue | LoopPace::Sleep { .. } | LoopPace::Shutdown => signature::text(self.last_words()),
             };
             if let Some(signal) = self.state.watch.observe_text(text)
-                && let Some(told) = self.escalate(signal, None, out)
+                && let Some(warning) = self.escalate(signal, None, out)
             {
-                self.add_note(&told);
+                self.add_note(&warning);
             }
         }
         let watch = &mut self.state.watch;
@@ -334,7 +334,7 @@ impl Engine {
         };
         let detail = format!("the runtime saw {}", episode.words);
         let step = episode.on_denied_attempt(rules);
-        let told = step.map(|step| self.act_on(step, out));
+        let warning = step.map(|step| self.act_on(step, out));
         let sleep = self
             .settings
             .mode
@@ -343,7 +343,7 @@ impl Engine {
         let sleep = sleep.unwrap_or_default();
         let error = json!({
             "error": "denied",
-            "detail": told.unwrap_or(detail),
+            "detail": warning.unwrap_or(detail),
             "fix": format!("this call is denied for the rest of this turn: do something else{sleep}"),
         });
         // It does not count against the tool in this turn: its other calls are allowed.
@@ -365,12 +365,12 @@ impl Engine {
                 "a person decides after the current step whether the loop continues".to_owned()
             }
             EscalationStep::Paused => format!(
-                "the loop is forced to sleep, {} of {MOST_PAUSES} times in a row; the annotation agentloop.dev/resume ends \
+                "the loop is forced to sleep, {} of {MAX_PAUSES} times in a row; the annotation agentloop.dev/resume ends \
                  the sleep, and progress resets the count",
                 self.state.watch.pauses
             ),
             EscalationStep::Failed => format!(
-                "after {MOST_PAUSES} forced sleeps in a row the loop has ended. Check its instructions and tools; a \
+                "after {MAX_PAUSES} forced sleeps in a row the loop has ended. Check its instructions and tools; a \
                  changed spec or the annotation agentloop.dev/wake restarts it"
             ),
         };

@@ -28,10 +28,10 @@ pub const CYCLE_TIMES: usize = 3;
 pub const FRUITLESS_CALLS: usize = 8;
 /// Equal calls in a row whose results differ only in numbers: this many are a loop although each may be new, and even
 /// if their tool is exempt.
-pub const MOST_POLLS: u32 = 100;
+pub const MAX_POLLS: u32 = 100;
 /// The same for tools with side effects: sending one mail ten times is not ten pieces of work, even if each has a
 /// number.
-pub const MOST_EQUAL_ACTIONS: u32 = 10;
+pub const MAX_EQUAL_ACTIONS: u32 = 10;
 
 /// How a tool call ended.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,9 +140,9 @@ impl RecentCalls {
             result: result.masked,
             times: if equal { before.times.saturating_add(1) } else { 1 },
             most: if ending == ToolCallEnding::Acted && !exempt {
-                MOST_EQUAL_ACTIONS
+                MAX_EQUAL_ACTIONS
             } else {
-                MOST_POLLS
+                MAX_POLLS
             },
         };
         if self.entries.len() >= REMEMBERED {

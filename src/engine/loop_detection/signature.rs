@@ -11,7 +11,7 @@ pub type ShortHash = u32;
 /// Length of a UUID.
 const UUID: usize = 36;
 /// Hexadecimal digits from which a word counts as an id.
-const LEAST_HEX: usize = 8;
+const MIN_HEX: usize = 8;
 
 /// Identifies a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ fn found(text: &str, numbers: bool) -> Option<(usize, char)> {
         return Some((taken, 'T'));
     }
     let hex = bytes.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
-    let is_id = hex >= LEAST_HEX && ends_word(hex) && bytes[..hex].iter().any(u8::is_ascii_digit);
+    let is_id = hex >= MIN_HEX && ends_word(hex) && bytes[..hex].iter().any(u8::is_ascii_digit);
     (numbers && is_id).then_some((hex, '#'))
 }
 

@@ -22,7 +22,7 @@ use super::{OutcomeKind, RecordKind};
 use notes::{NoteLimits, NoteOperation, NoteRefusal, NoteResult};
 
 /// Most bytes of the titles in a state block.
-const MOST_LISTED_BYTES: usize = 2048;
+const MAX_LISTED_BYTES: usize = 2048;
 
 impl Engine {
     pub(crate) fn is_memory_call(&self, wanted: &ToolCall) -> bool {
@@ -91,7 +91,7 @@ impl Engine {
     pub(crate) fn memory_block(&self) -> Option<String> {
         let limit = self.settings.memory_bytes?;
         let prompt = usize::try_from(prompt_size::prompt_limit(&self.settings)).unwrap_or(usize::MAX);
-        let room = MOST_LISTED_BYTES.min(prompt / 4);
+        let room = MAX_LISTED_BYTES.min(prompt / 4);
         let untrusted = self.state.trust.untrusted().is_some();
         self.state.memory.block(limit, room, untrusted)
     }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::runtime_mark::{is_invisible, without_marks};
 
 /// Most notes.
-pub const MOST_NOTES: usize = 64;
+pub const MAX_NOTES: usize = 64;
 /// Most bytes of a title.
-pub const MOST_TITLE_BYTES: usize = 80;
+pub const MAX_TITLE_BYTES: usize = 80;
 /// Most bytes of the line before a part of a note, and more than its title and its numbers need.
 const HEADER_BYTES: usize = 240;
 /// Characters that are not allowed in a title, besides control and invisible ones: it stands in quotes, and a bracket begins
@@ -185,8 +185,8 @@ impl MemoryNotes {
 
     fn write(&mut self, title: &str, text: &str, limits: NoteLimits<'_>) -> Result<(), NoteRefusal> {
         check_title(title)?;
-        if !self.notes.contains_key(title) && self.notes.len() >= MOST_NOTES {
-            let fix = format!("there are {MOST_NOTES} notes, the most possible: use one of them, or delete one first");
+        if !self.notes.contains_key(title) && self.notes.len() >= MAX_NOTES {
+            let fix = format!("there are {MAX_NOTES} notes, the most possible: use one of them, or delete one first");
             return Err(NoteRefusal::new("title", fix));
         }
         let untrusted = limits.untrusted.map(str::to_owned);
@@ -271,12 +271,12 @@ fn no_such_note() -> NoteRefusal {
 fn check_title(title: &str) -> Result<(), NoteRefusal> {
     let is_allowed =
         |character: char| !character.is_control() && !NOT_IN_TITLES.contains(character) && !is_invisible(character);
-    let fits = !title.is_empty() && title.len() <= MOST_TITLE_BYTES && title.trim() == title;
+    let fits = !title.is_empty() && title.len() <= MAX_TITLE_BYTES && title.trim() == title;
     if fits && title.chars().all(is_allowed) {
         return Ok(());
     }
     let fix = format!(
-        "write one line of 1 to {MOST_TITLE_BYTES} bytes, without quotes, brackets, backslashes, control or invisible \
+        "write one line of 1 to {MAX_TITLE_BYTES} bytes, without quotes, brackets, backslashes, control or invisible \
          characters, and without a space at its ends"
     );
     Err(NoteRefusal::new("title", fix))

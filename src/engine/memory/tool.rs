@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::notes::{MOST_NOTES, MOST_TITLE_BYTES, NoteOperation, NoteRefusal};
+use super::notes::{MAX_NOTES, MAX_TITLE_BYTES, NoteOperation, NoteRefusal};
 use crate::message::{self, ToolDefinition};
 use agentloop_support::text::first_chars;
 
@@ -22,7 +22,7 @@ pub fn definition(most_bytes: usize) -> ToolDefinition {
             },
             "title": {
                 "type": "string",
-                "description": format!("One line of at most {MOST_TITLE_BYTES} bytes, such as customers/acme."),
+                "description": format!("One line of at most {MAX_TITLE_BYTES} bytes, such as customers/acme."),
             },
             "text": {"type": "string", "description": "Of write: the whole text."},
             "old": {"type": "string", "description": "Of replace: the passage, exactly as the note has it, and only once."},
@@ -36,7 +36,7 @@ pub fn definition(most_bytes: usize) -> ToolDefinition {
         name: NAME.into(),
         description: format!(
             "Your notes, which outlast this conversation, its summaries and restarts. Keep in them what you need again later: \
-             facts, decisions, the state of long work. At most {MOST_NOTES} notes and {most_bytes} bytes in all."
+             facts, decisions, the state of long work. At most {MAX_NOTES} notes and {most_bytes} bytes in all."
         )
         .into(),
         parameters,

@@ -278,7 +278,7 @@ pub trait LoopMode {
     /// Something may change the world beside the mode's work: a turn that answers a request, a deferred call, or another pod,
     /// whose workspace may be empty. A check that it interrupts starts over afterwards: what was found before may no longer
     /// hold.
-    fn world_changes(&mut self, _context: &ModeContext<'_>) {}
+    fn environment_changed(&mut self, _context: &ModeContext<'_>) {}
 
     /// The loop answered a request for this long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration, _context: &ModeContext<'_>) {}

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
-use super::{FIRST_COOLDOWN, LONGEST_COOLDOWN};
+use super::{FIRST_COOLDOWN, MAX_COOLDOWN};
 use crate::time_math;
 use agentloop_api::pause::PauseReason;
 
@@ -52,7 +52,7 @@ impl Streaks {
     /// A cool-down begins now.
     pub fn cooldown(&mut self, reason: PauseReason) -> SignedDuration {
         let streak = self.0.entry(reason).or_default();
-        let wait = time_math::doubled(FIRST_COOLDOWN, streak.cooldowns, LONGEST_COOLDOWN);
+        let wait = time_math::doubled(FIRST_COOLDOWN, streak.cooldowns, MAX_COOLDOWN);
         streak.cooldowns = streak.cooldowns.saturating_add(1);
         streak.cooling = true;
         wait

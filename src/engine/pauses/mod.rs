@@ -19,9 +19,9 @@ use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
-const LONGEST_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
+const MAX_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
 /// Refused turns in a row after which the loop pauses.
-pub const MOST_REFUSALS: u32 = 2;
+pub const MAX_REFUSALS: u32 = 2;
 /// Crashes within one turn after which the loop pauses: restarts of the worker within a pod.
 pub const MAX_CRASHES: u32 = 3;
 
@@ -199,7 +199,7 @@ impl Engine {
     pub(crate) fn check_refusals(&mut self, out: &EffectBuffer) {
         let reason = PauseReason::ModelRefused;
         let streaks = &mut self.state.counters.streaks;
-        let Some(wait) = streaks.cooldown_at(reason, MOST_REFUSALS) else {
+        let Some(wait) = streaks.cooldown_at(reason, MAX_REFUSALS) else {
             return;
         };
         let refusals = streaks.count(reason);
@@ -338,10 +338,10 @@ impl Engine {
 pub fn longest_hold(reason: PauseReason, settings: &EngineSettings) -> Option<SignedDuration> {
     match reason.facts().end {
         PauseEnd::ForcedSleep => Some(settings.max_sleep),
-        PauseEnd::ActionWindow => Some(guardrails::LONGEST_HOLD_OF_ACTIONS),
-        PauseEnd::NextAttempt => Some(retry::LONGEST_RETRY_AFTER),
+        PauseEnd::ActionWindow => Some(guardrails::MAX_HOLD_OF_ACTIONS),
+        PauseEnd::NextAttempt => Some(retry::MAX_RETRY_AFTER),
         PauseEnd::Contact => Some(retry::LINK_PROBE),
-        PauseEnd::Cooldown => Some(LONGEST_COOLDOWN),
+        PauseEnd::Cooldown => Some(MAX_COOLDOWN),
         PauseEnd::Answer => Some(settings.approval_timeout),
         PauseEnd::Spec | PauseEnd::Recheck | PauseEnd::Room { .. } | PauseEnd::User => None,
     }

@@ -19,7 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use agentloop_api::status::{LoopState, PauseReason};
-use agentloop_api::task::{MOST_RECENT, TaskKind, TaskLimit, TaskOutcome};
+use agentloop_api::task::{MAX_RECENT, TaskKind, TaskLimit, TaskOutcome};
 
 use crate::effects::{EffectBuffer, journal_line};
 use crate::machine::Engine;
@@ -154,7 +154,7 @@ impl TaskLog {
 
     fn ended(&mut self, task: EndedTask) {
         self.recent.push_front(task);
-        self.recent.truncate(MOST_RECENT);
+        self.recent.truncate(MAX_RECENT);
     }
 }
 

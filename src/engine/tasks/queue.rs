@@ -7,13 +7,13 @@ use super::served::{OriginKey, ServedOrigins};
 use super::{TaskOffer, TaskOrigin};
 
 /// Most tasks that wait; further ones stay where they come from.
-pub const MOST_WAITING: usize = 1_000;
+pub const MAX_WAITING: usize = 1_000;
 /// Most bytes of all their texts.
-pub const MOST_WAITING_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
 /// Most tasks that wait beyond them, of origins without another one: no origin keeps the others out.
-pub const MOST_BEYOND: usize = 64;
+pub const MAX_BEYOND: usize = 64;
 /// Most bytes of their texts: of as many of the largest prompts.
-pub const MOST_BYTES_BEYOND: usize = MOST_BEYOND * 64 * 1024;
+pub const MAX_BYTES_BEYOND: usize = MAX_BEYOND * 64 * 1024;
 
 /// What was served before is part of the snapshot, and given to each method that depends on it.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +45,7 @@ impl TaskQueue {
 
     /// Whether one more task fits, whatever its size and its origin.
     pub fn has_room(&self) -> bool {
-        self.count < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
+        self.count < MAX_WAITING && self.bytes < MAX_WAITING_BYTES
     }
 
     /// Whether one more task of this origin fits, whatever its size.
@@ -55,7 +55,7 @@ impl TaskQueue {
 
     /// Whether one more task fits of an origin of which none waits, whatever its size.
     pub fn has_room_beyond(&self) -> bool {
-        self.count < MOST_WAITING + MOST_BEYOND && self.bytes < MOST_WAITING_BYTES + MOST_BYTES_BEYOND
+        self.count < MAX_WAITING + MAX_BEYOND && self.bytes < MAX_WAITING_BYTES + MAX_BYTES_BEYOND
     }
 
     pub fn has(&self, id: &str) -> bool {

@@ -10,7 +10,7 @@ use super::TaskOrigin;
 use agentloop_support::hash::sha256_u64;
 
 /// Most origins that are kept. Of more, the one that was served longest ago counts as never served.
-pub const MOST_SERVED: usize = 64;
+pub const MAX_SERVED: usize = 64;
 
 /// Identifies an origin, however long its name is.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,7 +51,7 @@ impl ServedOrigins {
     pub fn note(&mut self, origin: OriginKey) -> Option<OriginKey> {
         self.stalest_first.retain(|known| *known != origin);
         self.stalest_first.push_back(origin);
-        let is_full = self.stalest_first.len() > MOST_SERVED;
+        let is_full = self.stalest_first.len() > MAX_SERVED;
         is_full.then(|| self.stalest_first.pop_front())?
     }
 }
@@ -80,20 +80,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case::as_many_as_are_kept(MOST_SERVED, true)]
-    #[case::one_more(MOST_SERVED + 1, false)]
+    #[case::as_many_as_are_kept(MAX_SERVED, true)]
+    #[case::one_more(MAX_SERVED + 1, false)]
     fn the_origin_that_was_served_longest_ago_is_forgotten_beyond_the_limit(#[case] served: usize, #[case] kept: bool) {
         let mut origins = ServedOrigins::default();
         let forgotten: Vec<_> = (0..served).filter_map(|number| origins.note(user(number))).collect();
         assert_eq!(origins.has(user(0)), kept);
         assert_eq!(forgotten, if kept { vec![] } else { vec![user(0)] });
-        assert_eq!(origins.stalest_first().count(), MOST_SERVED);
+        assert_eq!(origins.stalest_first().count(), MAX_SERVED);
     }
 
     #[test]
     fn an_origin_that_is_served_again_is_no_further_one() {
         let mut origins = ServedOrigins::default();
-        for number in (0..MOST_SERVED).chain([0]) {
+        for number in (0..MAX_SERVED).chain([0]) {
             assert_eq!(origins.note(user(number)), None);
         }
         assert_eq!(origins.stalest_first().next(), Some(user(1)));

@@ -62,7 +62,7 @@ impl Driver {
     }
 
     fn answer_as(&mut self, id: &str, approved: bool, arguments: &str, by: Option<&str>) {
-        self.feed(EngineInput::GateAnswered(GateAnswer {
+        self.feed(EngineInput::GateAnswered(EngineGateAnswer {
             gate: id.into(),
             arguments: arguments.into(),
             approved,

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::context::compaction::{LEAST_REPLACED, MOST_BYTES};
+use super::super::context::compaction::{MAX_BYTES, MIN_REPLACED};
 use super::super::context::prompt_size;
 use super::*;
 use agentloop_api::agent::LimitedResource;
@@ -171,7 +171,7 @@ fn a_summary_is_cut_at_its_bounds() {
     fill(&mut driver, 4000);
     driver.answer(says(&"ä".repeat(20_000)));
     let summary = driver.engine.state.summary.clone().unwrap();
-    assert_eq!(summary.len(), usize::try_from(MOST_BYTES).unwrap() + " [cut]".len());
+    assert_eq!(summary.len(), usize::try_from(MAX_BYTES).unwrap() + " [cut]".len());
     // For a small transcript it is at most half.
     let mut driver = full(narrow());
     driver.answer(says(&"x".repeat(20_000)));
@@ -338,10 +338,10 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
             break;
         }
         let now = summed_up(&driver);
-        assert!(now <= before / 2 && now >= LEAST_REPLACED, "{now} after {before}");
+        assert!(now <= before / 2 && now >= MIN_REPLACED, "{now} after {before}");
         before = now;
     }
-    assert!(before < 3 * LEAST_REPLACED, "{before}");
+    assert!(before < 3 * MIN_REPLACED, "{before}");
     assert_eq!((driver.reasons(), compacted(&driver)), (vec![], 0));
     driver.turn();
     let told = driver.observed();

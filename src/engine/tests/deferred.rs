@@ -2,7 +2,7 @@
 
 use pretty_assertions::assert_eq;
 
-use super::super::deferred::{MOST_DEFERRED, MOST_DEFERRED_BYTES};
+use super::super::deferred::{MAX_DEFERRED, MAX_DEFERRED_BYTES};
 use super::approvals::gated_tools;
 use super::work::{unknown, wants};
 use super::*;
@@ -252,8 +252,8 @@ fn a_repetition_after_an_unknown_outcome_waits_while_the_loop_goes_on() {
 #[test]
 fn eight_calls_are_deferred_and_the_loop_waits_for_the_ninth() {
     for (calls, state) in [
-        (MOST_DEFERRED, LoopState::Running),
-        (MOST_DEFERRED + 1, LoopState::Paused),
+        (MAX_DEFERRED, LoopState::Running),
+        (MAX_DEFERRED + 1, LoopState::Paused),
     ] {
         let mut driver = Driver::with_gates(deferring());
         let mut answer = wants(&vec!["repo__delete"; calls]);
@@ -274,7 +274,7 @@ fn arguments_of_64_kib_in_total_are_deferred_and_the_loop_waits_for_a_byte_more(
         let mut driver = Driver::with_gates(deferring());
         let mut answer = wants(&["repo__delete", "repo__delete"]);
         let bare = r#"{"path":""}"#.len();
-        let half = MOST_DEFERRED_BYTES / 2;
+        let half = MAX_DEFERRED_BYTES / 2;
         for (call, bytes) in answer.tool_calls.iter_mut().zip([half - 1, half + 1 + more]) {
             call.arguments = format!(r#"{{"path":"{}"}}"#, "x".repeat(bytes - bare));
         }
@@ -311,7 +311,7 @@ fn the_end_of_the_loop_closes_the_gates() {
 #[test]
 fn approved_calls_run_while_the_loop_waits_at_the_gate_of_another_one() {
     let mut driver = Driver::with_gates(deferring());
-    let mut answer = wants(&["repo__delete"; MOST_DEFERRED + 1]);
+    let mut answer = wants(&["repo__delete"; MAX_DEFERRED + 1]);
     for (number, call) in answer.tool_calls.iter_mut().enumerate() {
         call.arguments = format!(r#"{{"path":"{number}"}}"#);
     }
@@ -323,7 +323,7 @@ fn approved_calls_run_while_the_loop_waits_at_the_gate_of_another_one() {
     // There is room for the ninth.
     assert_eq!(
         (driver.state(), driver.gate_ids().len()),
-        (LoopState::Running, MOST_DEFERRED)
+        (LoopState::Running, MAX_DEFERRED)
     );
 }
 

@@ -90,7 +90,7 @@ impl Driver {
     }
 
     fn decide_on(&mut self, id: &str, hash: &str, approved: bool) {
-        self.feed(EngineInput::GateAnswered(GateAnswer {
+        self.feed(EngineInput::GateAnswered(EngineGateAnswer {
             gate: id.into(),
             arguments: hash.into(),
             approved,

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{EngineEffect, EngineInput, RecordKind};
 use crate::notifications::Notification;
-use crate::sensor_events::{SensedEvent, SensedNotice};
+use crate::sensor_events::{SensedEvent, SensedNotification};
 
 /// An event of this name.
 pub(super) fn happens(name: &str) -> EngineInput {
@@ -34,7 +34,7 @@ pub(super) fn notified(notification: Notification) -> EngineInput {
         at,
     } = notification;
     EngineInput::Sensed(SensedEvent {
-        notices: vec![SensedNotice {
+        notices: vec![SensedNotification {
             source,
             priority,
             text,

@@ -37,7 +37,7 @@ pub(super) fn looping() -> Driver {
 
 fn answer_gate(driver: &mut Driver, approved: bool) {
     let gate = driver.engine.view().gates.remove(0);
-    driver.feed(EngineInput::GateAnswered(GateAnswer {
+    driver.feed(EngineInput::GateAnswered(EngineGateAnswer {
         gate: gate.gate.id,
         arguments: gate.arguments,
         approved,
@@ -118,7 +118,7 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
         RecordDetail::Escalated(GateKind::LowConfidence)
     );
     try_everything_but(&mut driver, true);
-    driver.feed(EngineInput::GateAnswered(GateAnswer {
+    driver.feed(EngineInput::GateAnswered(EngineGateAnswer {
         gate: "goal-e1-1".into(),
         arguments: "another".into(),
         approved: true,

@@ -5,7 +5,7 @@ use rstest::rstest;
 
 use super::goal::{command, criterion, ended, finish, goal, shell};
 use super::*;
-use crate::mode_requests::MOST_CHECK_RETRIES;
+use crate::mode_requests::MAX_CHECK_RETRIES;
 use agentloop_api::goal::GoalEnd;
 
 /// The command of the only criterion runs.
@@ -45,8 +45,8 @@ fn a_check_whose_tool_cannot_be_reached_is_tried_again_after_longer_and_longer_w
 }
 
 #[rstest]
-#[case(MOST_CHECK_RETRIES, 0)]
-#[case(MOST_CHECK_RETRIES + 1, 1)]
+#[case(MAX_CHECK_RETRIES, 0)]
+#[case(MAX_CHECK_RETRIES + 1, 1)]
 fn a_tool_that_stays_away_costs_a_step_at_last(#[case] failures: u32, #[case] steps: u32) {
     let mut driver = checked();
     fail(&mut driver, failures);
@@ -61,7 +61,7 @@ fn a_tool_that_stays_away_costs_a_step_at_last(#[case] failures: u32, #[case] st
     );
     // The next check begins with all of its retries.
     driver.answer(says("The code is written."));
-    fail(&mut driver, MOST_CHECK_RETRIES);
+    fail(&mut driver, MAX_CHECK_RETRIES);
     assert_eq!(driver.goal_view().steps, steps);
 }
 

@@ -51,7 +51,7 @@ impl Driver {
             };
             self.answer(answer);
         } else if let Some(open) = self.engine.view().gates.into_iter().next() {
-            self.feed(EngineInput::GateAnswered(GateAnswer {
+            self.feed(EngineInput::GateAnswered(EngineGateAnswer {
                 gate: open.gate.id,
                 arguments: open.arguments,
                 approved: true,

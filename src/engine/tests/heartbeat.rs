@@ -1,6 +1,6 @@
 //! The heartbeat: when it runs, and that it leaves the agent's own turns and sleep unchanged.
 
-use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MOST_LAST_BYTES};
+use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MAX_LAST_BYTES};
 use super::*;
 use crate::model_call::CallStep;
 
@@ -272,7 +272,7 @@ fn the_next_one_is_told_the_beginning_of_a_long_answer() {
     driver.answer(says(&"ä".repeat(10_000)));
     driver.pass(seconds(600));
     let told = driver.observed().matches('ä').count() * 2;
-    assert_eq!(told, MOST_LAST_BYTES);
+    assert_eq!(told, MAX_LAST_BYTES);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::tools::batch::{MOST_AHEAD, MOST_READS};
+use super::super::tools::batch::{MAX_AHEAD, MAX_READS};
 use super::memory::{remembering, replace, source, started, view, wants_all, write};
 use super::*;
 
@@ -17,12 +17,12 @@ fn first() -> u32 {
 }
 
 fn last() -> u32 {
-    u32::try_from(MOST_AHEAD).unwrap() + 1
+    u32::try_from(MAX_AHEAD).unwrap() + 1
 }
 
 #[test]
 fn results_wait_for_a_slow_call_up_to_a_bound_and_the_rest_runs_when_it_has_ended() {
-    let mut driver = reading(MOST_AHEAD * 2);
+    let mut driver = reading(MAX_AHEAD * 2);
     for index in 2..=last() {
         assert!(driver.running().contains(&index), "{index}: {:?}", driver.running());
         driver.done(index, "quick");
@@ -30,12 +30,12 @@ fn results_wait_for_a_slow_call_up_to_a_bound_and_the_rest_runs_when_it_has_ende
     assert_eq!(driver.running(), [first()], "what comes next would be one too many");
     assert!(driver.results().is_empty());
     driver.done(first(), "slow");
-    assert_eq!(driver.results().len(), MOST_AHEAD + 1);
-    assert_eq!(driver.running().len(), MOST_READS, "four at a time again");
+    assert_eq!(driver.results().len(), MAX_AHEAD + 1);
+    assert_eq!(driver.running().len(), MAX_READS, "four at a time again");
     while let Some(index) = driver.running().first().copied() {
         driver.done(index, "quick");
     }
-    assert_eq!(driver.results().len(), MOST_AHEAD * 2);
+    assert_eq!(driver.results().len(), MAX_AHEAD * 2);
     assert!(driver.in_flight.is_some());
 }
 
@@ -46,18 +46,18 @@ fn a_yield_before_many_calls_holds_none_of_them_up() {
     let mut answer = calls("yield", r#"{"sleep": 60}"#);
     answer
         .tool_calls
-        .extend(work::wants(&["files__read"; 3 * MOST_AHEAD]).tool_calls);
+        .extend(work::wants(&["files__read"; 3 * MAX_AHEAD]).tool_calls);
     driver.answer(answer);
     while let Some(index) = driver.running().first().copied() {
         driver.done(index, "read");
     }
     assert_eq!(driver.state(), LoopState::Sleeping);
-    assert_eq!(driver.results().len(), 3 * MOST_AHEAD + 1);
+    assert_eq!(driver.results().len(), 3 * MAX_AHEAD + 1);
 }
 
 #[test]
 fn a_restart_in_between_sends_what_was_under_way_and_no_more() {
-    let mut driver = reading(MOST_AHEAD * 2);
+    let mut driver = reading(MAX_AHEAD * 2);
     for index in 2..=last() {
         driver.done(index, "quick");
     }
@@ -103,12 +103,12 @@ fn memory_calls(driver: &Driver) -> usize {
 
 #[test]
 fn calls_of_memory_wait_for_a_slow_call_up_to_the_same_bound() {
-    for calls in [MOST_AHEAD - 1, MOST_AHEAD, MOST_AHEAD + 1, 3 * MOST_AHEAD] {
+    for calls in [MAX_AHEAD - 1, MAX_AHEAD, MAX_AHEAD + 1, 3 * MAX_AHEAD] {
         let mut driver = started(remembering());
         driver.memory(&write("a", "1"));
         let before = memory_calls(&driver);
         driver.answer(behind_a_read("files__read", (0..calls).map(|_| view("a"))));
-        assert_eq!(memory_calls(&driver) - before, calls.min(MOST_AHEAD));
+        assert_eq!(memory_calls(&driver) - before, calls.min(MAX_AHEAD));
         driver.done(first(), "slow");
         assert_eq!(memory_calls(&driver) - before, calls);
         let viewed = "[note \"a\", 1 bytes: 0 to 1, the end]\n1";
@@ -123,7 +123,7 @@ fn calls_of_memory_beyond_the_bound_keep_their_order_also_over_a_restart() {
     for restart in [false, true] {
         let mut driver = started(remembering());
         driver.memory(&write("a", "0"));
-        let changes = (0..MOST_AHEAD * 2).map(|number| replace("a", &number.to_string(), &(number + 1).to_string()));
+        let changes = (0..MAX_AHEAD * 2).map(|number| replace("a", &number.to_string(), &(number + 1).to_string()));
         driver.answer(behind_a_read("files__read", changes.chain([view("a")])));
         if restart {
             driver.restart(2);
@@ -139,25 +139,25 @@ fn a_yield_before_many_calls_of_memory_holds_none_of_them_up() {
     let mut driver = started(remembering());
     driver.memory(&write("a", "1"));
     let mut answer = calls("yield", r#"{"sleep": 60}"#);
-    let views = vec![("memory", view("a")); 3 * MOST_AHEAD];
+    let views = vec![("memory", view("a")); 3 * MAX_AHEAD];
     answer.tool_calls.extend(wants_all(&views).tool_calls);
     driver.answer(answer);
     assert_eq!(driver.state(), LoopState::Sleeping);
-    assert_eq!(driver.results().len(), 3 * MOST_AHEAD + 2);
+    assert_eq!(driver.results().len(), 3 * MAX_AHEAD + 2);
 }
 
 /// All calls of an answer were requested before the model has seen what any of them brings.
 #[test]
 fn a_note_beyond_the_bound_is_not_written_after_the_untrusted_content_of_its_own_answer() {
     let mut driver = started(remembering());
-    let writes = (0..=MOST_AHEAD).map(|number| write(&number.to_string(), "x"));
+    let writes = (0..=MAX_AHEAD).map(|number| write(&number.to_string(), "x"));
     driver.answer(behind_a_read("web__fetch", writes));
     driver.done(first(), "a page");
     assert_eq!(source(&driver).as_deref(), Some("server/web"));
     assert_eq!(driver.memory(&write("later", "x")), "Stored \"later\".");
     let notes = serde_json::to_value(&driver.saved.memory).unwrap();
     let untrusted = |title: &str| notes[title].get("untrusted").is_some();
-    assert!(untrusted("later") && !untrusted(&MOST_AHEAD.to_string()), "{notes}");
+    assert!(untrusted("later") && !untrusted(&MAX_AHEAD.to_string()), "{notes}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn calls_of_a_memory_that_was_switched_off_meanwhile_are_refused_and_the_turn_go
         ..remembering()
     });
     driver.memory(&write("a", "1"));
-    driver.answer(behind_a_read("files__read", (0..2 * MOST_AHEAD).map(|_| view("a"))));
+    driver.answer(behind_a_read("files__read", (0..2 * MAX_AHEAD).map(|_| view("a"))));
     driver.settings.memory_bytes = None;
     driver.restart(2);
     driver.done(first(), "slow");

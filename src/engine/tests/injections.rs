@@ -141,7 +141,7 @@ fn has_run(driver: &Driver, name: &str) -> bool {
 /// Answers the open gate.
 fn answer_gate(driver: &mut Driver, approved: bool) {
     let open = driver.engine.view().gates.into_iter().next().expect("an open gate");
-    driver.feed(EngineInput::GateAnswered(GateAnswer {
+    driver.feed(EngineInput::GateAnswered(EngineGateAnswer {
         gate: open.gate.id,
         arguments: open.arguments,
         approved,

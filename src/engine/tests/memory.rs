@@ -4,7 +4,7 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::super::memory::notes::{MOST_NOTES, MOST_TITLE_BYTES};
+use super::super::memory::notes::{MAX_NOTES, MAX_TITLE_BYTES};
 use super::super::modes::continuous::heartbeat::HeartbeatSettings;
 use super::untrusted::guarded_tools;
 use super::work::tools;
@@ -202,12 +202,12 @@ fn absent_arguments_may_be_null() {
 
 #[rstest]
 #[case::shortest("a", true)]
-#[case::longest(&"a".repeat(MOST_TITLE_BYTES), true)]
-#[case::longest_of_two_bytes(&"ä".repeat(MOST_TITLE_BYTES / 2), true)]
+#[case::longest(&"a".repeat(MAX_TITLE_BYTES), true)]
+#[case::longest_of_two_bytes(&"ä".repeat(MAX_TITLE_BYTES / 2), true)]
 #[case::many_characters("customers/acme (EU) #4: it's 50%, नमस्ते", true)]
 #[case::empty("", false)]
-#[case::too_long(&"a".repeat(MOST_TITLE_BYTES + 1), false)]
-#[case::too_many_bytes(&format!("a{}", "ä".repeat(MOST_TITLE_BYTES / 2)), false)]
+#[case::too_long(&"a".repeat(MAX_TITLE_BYTES + 1), false)]
+#[case::too_many_bytes(&format!("a{}", "ä".repeat(MAX_TITLE_BYTES / 2)), false)]
 #[case::two_lines("a\nb", false)]
 #[case::line_separator("a\u{2028}b", false)]
 #[case::tab("a\tb", false)]
@@ -252,7 +252,7 @@ fn all_titles_and_texts_together_have_at_most_the_limit() {
 fn there_are_at_most_so_many_notes_and_known_ones_can_still_be_written() {
     let mut driver = started(remembering());
     let title = |number: usize| format!("{number:02}");
-    for number in 1..=MOST_NOTES {
+    for number in 1..=MAX_NOTES {
         assert!(driver.memory(&write(&title(number), "x")).starts_with("Stored"));
     }
     let (argument, fix) = driver.refused(&write("more", "x"));
@@ -553,7 +553,7 @@ fn the_titles_in_the_state_block_are_bounded_and_the_list_has_all(#[case] contex
         ..task_mode()
     });
     driver.own_task("first");
-    let writes: Vec<(&str, Value)> = (1..=MOST_NOTES)
+    let writes: Vec<(&str, Value)> = (1..=MAX_NOTES)
         .map(|number| ("memory", write(&format!("a title of 22 bytes {number:02}"), "x")))
         .collect();
     driver.answer(wants_all(&writes));
@@ -563,17 +563,17 @@ fn the_titles_in_the_state_block_are_bounded_and_the_list_has_all(#[case] contex
     driver.own_task("second");
     let block = driver.block.clone().unwrap();
     assert_eq!(block.matches("a title of").count(), shown, "{block}");
-    let more = format!("\n{} more: `view` without a title lists all.", MOST_NOTES - shown);
+    let more = format!("\n{} more: `view` without a title lists all.", MAX_NOTES - shown);
     assert!(block.ends_with(&more), "{block}");
     let mut read = String::new();
-    while read.len() < MOST_NOTES * 34 - 1 {
+    while read.len() < MAX_NOTES * 34 - 1 {
         let part = driver.memory(&json!({"operation": "view", "offset": read.len()}));
         let (header, part) = part.split_once('\n').unwrap();
         read.push_str(part);
         let next = format!("the next part is at offset {}]", read.len());
         assert!(header.ends_with(", the end]") || header.ends_with(&next), "{header}");
     }
-    assert_eq!(read.lines().count(), MOST_NOTES);
+    assert_eq!(read.lines().count(), MAX_NOTES);
 }
 
 #[test]

@@ -87,8 +87,8 @@ use super::pauses::holds::ActivePause;
 use super::settings::{EngineSettings, ModeSettings};
 use super::tool::{ResultArtifacts, ToolEffect, ToolOutcome, ToolRun, ToolRunId, ToolSpec, UnknownOutcomePolicy};
 use super::{
-    CallId, CallPurpose, EngineEffect, EngineInput, GateAnswer, JournalRecord, KnownTotals, OpenRequests, RecordKind,
-    StopCause,
+    CallId, CallPurpose, EngineEffect, EngineGateAnswer, EngineInput, JournalRecord, KnownTotals, OpenRequests,
+    RecordKind, StopCause,
 };
 use agentloop_api::agent::{DetectionMode, ExhaustionPolicy, LoopDetection, StructuredOutput};
 use agentloop_api::failure::{CallFailure, FailureKind};

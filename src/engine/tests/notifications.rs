@@ -1,6 +1,6 @@
 //! Notifications: shown until a turn that showed them is committed, bounded, and able to wake the loop.
 
-use super::super::notifications::{MOST_BYTES, MOST_REMEMBERED, MOST_SHOWN, MOST_TEXT_BYTES, MOST_WAITING};
+use super::super::notifications::{MAX_BYTES, MAX_REMEMBERED, MAX_SHOWN, MAX_TEXT_BYTES, MAX_WAITING};
 use super::super::notifications::{Notification, NotificationPriority};
 use super::*;
 
@@ -102,7 +102,7 @@ fn an_id_is_remembered_for_so_many_others_and_not_one_more() {
         for _ in 0..count {
             number += 1;
             notify(driver, number, NotificationPriority::Normal);
-            if number % MOST_SHOWN == 0 {
+            if number % MAX_SHOWN == 0 {
                 driver.turn();
                 driver.turn();
                 driver.answer(calls("yield", r#"{"sleep": 60}"#));
@@ -110,9 +110,9 @@ fn an_id_is_remembered_for_so_many_others_and_not_one_more() {
             }
         }
     };
-    others(&mut driver, MOST_REMEMBERED.next_multiple_of(MOST_SHOWN));
+    others(&mut driver, MAX_REMEMBERED.next_multiple_of(MAX_SHOWN));
     assert_eq!(driver.block, None);
-    let surplus = MOST_REMEMBERED.next_multiple_of(MOST_SHOWN) - MOST_REMEMBERED;
+    let surplus = MAX_REMEMBERED.next_multiple_of(MAX_SHOWN) - MAX_REMEMBERED;
     assert_eq!(notify(&mut driver, surplus + 1, NotificationPriority::Normal), []);
     assert_ne!(notify(&mut driver, surplus, NotificationPriority::Normal), []);
 }
@@ -152,16 +152,16 @@ fn what_comes_in_the_middle_of_a_turn_is_shown_in_its_next_call() {
 #[test]
 fn a_turn_shows_so_many_and_says_how_many_wait() {
     let mut driver = Driver::started(settings());
-    for id in 0..=MOST_SHOWN {
+    for id in 0..=MAX_SHOWN {
         notify(&mut driver, id, NotificationPriority::Normal);
     }
     driver.turn();
-    assert_eq!(shown(&driver).len(), MOST_SHOWN);
+    assert_eq!(shown(&driver).len(), MAX_SHOWN);
     assert!(block(&driver).ends_with("\n(1 more wait for the next turns.)"));
     driver.answer(calls("yield", "nonsense"));
-    assert_eq!(shown(&driver).len(), MOST_SHOWN, "in all its calls");
+    assert_eq!(shown(&driver).len(), MAX_SHOWN, "in all its calls");
     driver.turn();
-    assert_eq!(shown(&driver), [MOST_SHOWN.to_string()]);
+    assert_eq!(shown(&driver), [MAX_SHOWN.to_string()]);
     assert!(!block(&driver).contains("more wait"));
 }
 
@@ -215,7 +215,7 @@ fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_
     driver.answer(calls("yield", r#"{"sleep": 600}"#));
     notify(&mut driver, "l1", NotificationPriority::Low);
     notify(&mut driver, "l2", NotificationPriority::Low);
-    for id in 2..MOST_WAITING {
+    for id in 2..MAX_WAITING {
         notify(&mut driver, id, NotificationPriority::Normal);
     }
     assert!(driver.notes(RecordKind::NotificationDropped).is_empty(), "not at N");
@@ -239,7 +239,7 @@ fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_
 fn one_that_is_less_urgent_than_all_that_wait_is_itself_dropped_and_wakes_nobody() {
     let mut driver = Driver::started(settings());
     driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#));
-    for id in 0..MOST_WAITING {
+    for id in 0..MAX_WAITING {
         driver.feed(notified(Notification {
             source: "sensor/rates".into(),
             ..notification(id, NotificationPriority::Normal)
@@ -257,7 +257,7 @@ fn one_that_is_less_urgent_than_all_that_wait_is_itself_dropped_and_wakes_nobody
 fn long_texts_are_cut_and_all_texts_together_are_bounded() {
     let mut driver = Driver::started(settings());
     let long = |id: usize| Notification {
-        text: "ä".repeat(MOST_TEXT_BYTES),
+        text: "ä".repeat(MAX_TEXT_BYTES),
         ..notification(id, NotificationPriority::Normal)
     };
     for id in 0..80 {
@@ -265,7 +265,7 @@ fn long_texts_are_cut_and_all_texts_together_are_bounded() {
     }
     assert!(!driver.notes(RecordKind::NotificationDropped).is_empty());
     let saved = serde_json::to_string(&driver.saved).unwrap();
-    assert!(saved.len() < MOST_BYTES + 16 * 1024, "{}", saved.len());
+    assert!(saved.len() < MAX_BYTES + 16 * 1024, "{}", saved.len());
     driver.turn();
     assert!(block(&driver).contains("ä [cut]\"") && block(&driver).len() < 20 * 1024);
 }

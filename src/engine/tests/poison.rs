@@ -1,6 +1,6 @@
 //! A notification that makes the provider refuse each prompt is dropped, and no other is.
 
-use super::super::notifications::{MOST_FAILURES, Notification, NotificationPriority};
+use super::super::notifications::{MAX_FAILURES, Notification, NotificationPriority};
 use super::*;
 
 fn notify(driver: &mut Driver, text: &str) {
@@ -117,7 +117,7 @@ fn failures_of_the_server_or_of_the_connection_drop_nothing() {
 #[test]
 fn a_model_that_refuses_every_prompt_drops_nothing_and_what_waited_is_shown_when_it_is_mended() {
     let mut driver = loop_with(&["news"]);
-    for _ in 0..3 * MOST_FAILURES {
+    for _ in 0..3 * MAX_FAILURES {
         driver.fail(FailureKind::BadResponse);
         until_called(&mut driver);
     }

@@ -353,7 +353,7 @@ impl Driver {
             } => {
                 let gate = self.engine.view().gates.into_iter().nth(*place);
                 gate.map_or_else(Vec::new, |open| {
-                    self.feed(EngineInput::GateAnswered(GateAnswer {
+                    self.feed(EngineInput::GateAnswered(EngineGateAnswer {
                         gate: open.gate.id,
                         arguments: if *is_hash { open.arguments } else { "another".into() },
                         approved: *approved,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::hot_state::FieldSchema;
 use super::super::notifications::NotificationPriority;
-use super::super::sensor_events::{SensedEvent, SensedNotice};
+use super::super::sensor_events::{SensedEvent, SensedNotification};
 use super::*;
 use agentloop_api::hot_state::FieldType;
 
@@ -19,7 +19,7 @@ fn event(seq: u32, updates: Vec<(&str, Value)>, notices: &[(&str, NotificationPr
             .collect(),
         notices: notices
             .iter()
-            .map(|(source, priority)| SensedNotice {
+            .map(|(source, priority)| SensedNotification {
                 is_task: false,
                 source: (*source).into(),
                 priority: *priority,

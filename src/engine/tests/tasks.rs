@@ -534,7 +534,7 @@ fn task_event(id: &str) -> EngineInput {
         sensor: "mail".into(),
         at: "2026-01-01T00:00:00Z".parse().unwrap(),
         updates: Vec::new(),
-        notices: vec![crate::sensor_events::SensedNotice {
+        notices: vec![crate::sensor_events::SensedNotification {
             source: "sensor/mail".into(),
             priority: crate::notifications::NotificationPriority::Normal,
             text: "answer the mail".into(),

@@ -112,7 +112,7 @@ fn after_a_result_of_an_untrusted_server_a_call_with_side_effects_waits_for_an_a
         view.reasons[0].message
     );
     let open = view.gates[0].clone();
-    driver.feed(EngineInput::GateAnswered(GateAnswer {
+    driver.feed(EngineInput::GateAnswered(EngineGateAnswer {
         gate: open.gate.id,
         arguments: open.arguments,
         approved: true,

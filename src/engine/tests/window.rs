@@ -1,7 +1,7 @@
 //! What leaves a prompt that grows too large, in which order, and that no action is forgotten.
 
-use super::super::context::digest::MOST_CALLS;
-use super::super::context::prompt_size::{self as sizes, LEAST_CLEARED_BYTES};
+use super::super::context::digest::MAX_CALLS;
+use super::super::context::prompt_size::{self as sizes, MIN_CLEARED_BYTES};
 use super::work::{tool, wants};
 use super::*;
 
@@ -201,7 +201,7 @@ fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted(
         assert!(turns < 400, "{}", all(&driver));
     }
     let listed = all(&driver).matches("\n- mail__send").count();
-    assert!(listed > 5 && listed <= MOST_CALLS, "{listed}");
+    assert!(listed > 5 && listed <= MAX_CALLS, "{listed}");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_short_result_is_never_cleared() {
         if driver.purpose == CallPurpose::Compaction {
             break;
         }
-        work(&mut driver, &["files__read"], LEAST_CLEARED_BYTES - 20);
+        work(&mut driver, &["files__read"], MIN_CLEARED_BYTES - 20);
         driver.answer(calls("yield", r#"{"sleep": 600}"#));
         driver.pass(seconds(600));
     }

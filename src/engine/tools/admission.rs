@@ -21,7 +21,7 @@ use agentloop_support::hash::sha256_hex;
 use agentloop_support::json_schema;
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
-pub const MOST_DENIALS: u32 = 3;
+pub const MAX_DENIALS: u32 = 3;
 /// Most characters of a name, a path or a problem that are returned to the model.
 const MAX_TOLD: usize = 500;
 /// Most bytes of the arguments of a call that a person must approve, since all of them are shown.
@@ -191,7 +191,7 @@ impl Toolbox {
         };
         if is_hidden(&call.name, context.denials) {
             let error = format!(
-                "{} was denied {MOST_DENIALS} times and is unavailable until the next turn: continue without it",
+                "{} was denied {MAX_DENIALS} times and is unavailable until the next turn: continue without it",
                 call.name
             );
             return Err(denied(DenialReason::Hidden, &json!({ "error": error })));
@@ -414,7 +414,7 @@ fn names(tools: &[ToolDefinition]) -> BTreeSet<String> {
 }
 
 fn is_hidden(name: &str, denials: &BTreeMap<String, u32>) -> bool {
-    denials.get(name).is_some_and(|denials| *denials >= MOST_DENIALS)
+    denials.get(name).is_some_and(|denials| *denials >= MAX_DENIALS)
 }
 
 /// A problem may quote the schema, which the server wrote.

@@ -19,10 +19,10 @@ use crate::tool::{ResultArtifacts, ToolEffect, ToolRun, ToolRunId, UnknownOutcom
 use agentloop_api::status::GateKind;
 
 /// Concurrent read-only runs.
-pub const MOST_READS: usize = 4;
+pub const MAX_READS: usize = 4;
 /// How many calls after the first one without a result may run meanwhile. Their results wait for it in the snapshot,
 /// which is written with each step: without a bound, one slow read before 127 quick ones would cost 25 MB.
-pub const MOST_AHEAD: usize = 8;
+pub const MAX_AHEAD: usize = 8;
 
 /// The [`ToolCall`]s of the turn's last answer.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -106,7 +106,7 @@ impl ToolRunPlan {
 
     /// Whether the same run may be sent again without asking if its outcome is unknown. An approval is for one try.
     pub fn may_be_repeated(&self) -> bool {
-        self.allows_repeats() && !self.asks()
+        self.allows_repeats() && !self.needs_decision_after_unknown()
     }
 
     pub fn retries(&self) -> bool {
@@ -114,7 +114,7 @@ impl ToolRunPlan {
     }
 
     /// Whether a person decides if it is repeated after an unknown outcome.
-    pub fn asks(&self) -> bool {
+    pub fn needs_decision_after_unknown(&self) -> bool {
         self.on_unknown == UnknownOutcomePolicy::Ask || (self.allows_repeats() && self.is_gated())
     }
 
@@ -236,7 +236,7 @@ impl ToolBatch {
     /// is left, nothing waits beyond this step.
     pub fn next_memory_call(&self) -> Option<usize> {
         let place = self.memory_calls.first()?.checked_sub(self.joined)?;
-        (place <= MOST_AHEAD || self.plans().next().is_none()).then_some(place)
+        (place <= MAX_AHEAD || self.plans().next().is_none()).then_some(place)
     }
 
     /// Applies the decisions of the mode, each with the position of its call. Of the calls that end the turn, the last
@@ -413,7 +413,7 @@ impl ToolBatch {
                 };
             }
             return match plan.only_looks() {
-                true if is_free || (under_way < MOST_READS && place <= MOST_AHEAD) => NextRun::Send(place),
+                true if is_free || (under_way < MAX_READS && place <= MAX_AHEAD) => NextRun::Send(place),
                 false if is_free && may_act && is_new => NextRun::SendIfAllowed(place),
                 false if is_free && may_act => NextRun::Send(place),
                 true | false => NextRun::Wait,

@@ -8,11 +8,11 @@ use jiff::SignedDuration;
 use crate::tools::admission::{DenialReason, DeniedCall};
 
 /// The longest pause after which a call that the model requested before it is still run.
-pub const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
+pub const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// The longest that a model call can take: an answer to an older one has been waiting.
-pub(super) const LONGEST_CALL: SignedDuration = SignedDuration::from_hours(1);
+pub(super) const MAX_CALL: SignedDuration = SignedDuration::from_hours(1);
 
-pub(crate) fn asked_before(time: SignedDuration) -> String {
+pub(crate) fn expired_text(time: SignedDuration) -> String {
     let minutes = time.as_mins();
     if minutes < 120 {
         format!("you requested it more than {minutes} min ago")

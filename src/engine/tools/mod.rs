@@ -17,7 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use self::admission::{AdmissionContext, DenialReason, DeniedCall};
 use self::batch::{JoinedResult, NextRun, ToolBatch, ToolRunPlan, ToolSlot};
-use self::expiry::{LONGEST_CALL, LONGEST_PAUSE, asked_before, expired};
+use self::expiry::{MAX_CALL, MAX_PAUSE, expired, expired_text};
 pub(crate) use self::lines::{plan_line, tool_line};
 use crate::approvals::RunApproval;
 use crate::effects::{EffectBuffer, journal_line};
@@ -298,7 +298,7 @@ impl Engine {
             out.record(plan_line(RecordKind::ToolOutcome, id, note, plan, Some(kind)));
             return;
         }
-        if kind == OutcomeKind::Unknown && plan.asks() && plan.tries < MAX_TRIES {
+        if kind == OutcomeKind::Unknown && plan.needs_decision_after_unknown() && plan.tries < MAX_TRIES {
             // It stays open until a person has answered.
             let note = "will be repeated if approved";
             out.record(plan_line(RecordKind::ToolOutcome, id, note, plan, Some(kind)));
@@ -490,8 +490,8 @@ impl Engine {
             "the loop was suspended after you requested it".to_owned()
         } else if edited {
             "the spec of this agent was changed after you requested it".to_owned()
-        } else if asleep > LONGEST_CALL + LONGEST_PAUSE {
-            asked_before(asleep)
+        } else if asleep > MAX_CALL + MAX_PAUSE {
+            expired_text(asleep)
         } else {
             return None;
         };
@@ -517,15 +517,15 @@ impl Engine {
         let held = self
             .tool_batch()
             .map_or(SignedDuration::ZERO, |batch| batch.held_for(out.now));
-        if held > LONGEST_PAUSE {
-            self.expire(&asked_before(held), ExpiryScope::NotJustApproved, out);
+        if held > MAX_PAUSE {
+            self.expire(&expired_text(held), ExpiryScope::NotJustApproved, out);
         }
     }
 
     /// Denies waiting calls with side effects, except for those with an open gate: a person decides about them, and sees
     /// how things are now.
     fn expire(&mut self, why: &str, scope: ExpiryScope, out: &mut EffectBuffer) {
-        let just_now = time_math::before(out.now, LONGEST_PAUSE);
+        let just_now = time_math::before(out.now, MAX_PAUSE);
         let places = self.tool_batch().map_or(0, ToolBatch::places);
         for place in 0..places {
             let (Some(id), Some(wanted)) = (self.run_id(place), self.wanted_call(place).cloned()) else {

@@ -10,7 +10,7 @@ use crate::effects::{EffectBuffer, answer_line, journal_line};
 use crate::machine::Engine;
 use crate::message::{FinishReason, ModelAnswer};
 use crate::modes::{LoopPace, TurnEnd};
-use crate::notifications::{MOST_FAILURES, ShownNotifications};
+use crate::notifications::{MAX_FAILURES, ShownNotifications};
 use crate::retry::{self, RetryDecision};
 use crate::snapshot::CauseKind;
 use crate::{CallId, CallPurpose, JournalRecord, RecordDetail, RecordKind, time_math};
@@ -252,7 +252,7 @@ impl Engine {
         let fair = self.state.counters.streaks.count(PauseReason::ConsecutiveErrors) == 0;
         let dropped = self.state.inbox.blame(shown, fair);
         if dropped > 0 {
-            let note = format!("{dropped} dropped: {MOST_FAILURES} turns that showed them were refused");
+            let note = format!("{dropped} dropped: {MAX_FAILURES} turns that showed them were refused");
             out.record(journal_line(RecordKind::NotificationDropped, self.turn_number(), note));
         }
     }

@@ -54,7 +54,7 @@ impl Engine {
             self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
         } else {
             self.state.requests.request_begins();
-            self.ask_mode(out.now, |mode, context| mode.world_changes(context));
+            self.ask_mode(out.now, |mode, context| mode.environment_changed(context));
             self.request_opening(out.now)
         };
         if !rules.own_session {

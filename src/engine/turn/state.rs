@@ -11,7 +11,7 @@ use crate::tools::batch::ToolBatch;
 use agentloop_api::task::TaskLimit;
 
 /// Summaries in one turn; each covers as much as fits into one call.
-pub const MOST_SUMMARIES: u32 = 4;
+pub const MAX_SUMMARIES: u32 = 4;
 
 /// A turn under way.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -174,7 +174,7 @@ impl Turn {
 
     /// Whether a summary may be requested in it.
     pub fn may_summarize(&self) -> bool {
-        self.rules().summarizes && !self.unsummed && self.compactions < MOST_SUMMARIES
+        self.rules().summarizes && !self.unsummed && self.compactions < MAX_SUMMARIES
     }
 
     /// A summary was made, or failed.

@@ -32,7 +32,7 @@ pub(super) struct CallBound {
     /// Input bound, and longest and shortest useful output in tokens; `None` if the bill is known in advance.
     clip: Option<(i64, u32, u32)>,
     /// Input bound by bytes alone.
-    afresh: i64,
+    bound_by_bytes: i64,
 }
 
 /// A model and its [`ModelPrice`].
@@ -66,7 +66,7 @@ impl CallBound {
                 least: amount,
                 full: amount,
                 clip: None,
-                afresh: 0,
+                bound_by_bytes: 0,
             });
         }
         let input = input_bound(previous, parts, request.overhead());
@@ -79,7 +79,7 @@ impl CallBound {
             least: worst(shortest),
             full: worst(longest),
             clip: Some((input, longest, shortest)),
-            afresh: input_bound(None, parts, request.overhead()),
+            bound_by_bytes: input_bound(None, parts, request.overhead()),
         })
     }
 
@@ -93,7 +93,7 @@ impl CallBound {
 
     /// The worst case with `output` tokens of output, by bytes alone.
     pub(super) fn bound_by_bytes(&self, output: u32) -> Option<Amount> {
-        worst_case(self.afresh, output.into(), self.rates.as_ref())
+        worst_case(self.bound_by_bytes, output.into(), self.rates.as_ref())
     }
 
     /// The longest useful output for which the call fits into the leases held, and the worst case with it.

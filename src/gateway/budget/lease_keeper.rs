@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// Interval of reports about a lease in use.
 const STATE: Duration = Duration::from_secs(15);
 /// Shortest interval of prefetch requests.
-const AHEAD: Duration = Duration::from_secs(5);
+const PREFETCH_INTERVAL: Duration = Duration::from_secs(5);
 /// First and longest delay before a closed lease is reported again or a failed request is retried.
 const REPEAT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
@@ -172,11 +172,11 @@ impl GatewayBudget {
         if self.store.with_wallet(|wallet| wallet.statements().next().is_none()) {
             return;
         }
-        let words = (
+        let messages = (
             "failed to return the leases to the leader",
             "timed out returning the leases to the leader",
         );
-        shutdown_retry::retry_within(limit, words, || self.exchange_leases(None)).await;
+        shutdown_retry::retry_within(limit, messages, || self.exchange_leases(None)).await;
     }
 
     /// Closes idle leases, and returns recalled amounts.
@@ -223,7 +223,7 @@ impl GatewayBudget {
         let mut due = None;
         let mut at = |moment: Instant| due = Some(due.map_or(moment, |due: Instant| due.min(moment)));
         if wishes {
-            at(pace.asked_ahead.map_or(now, |asked| asked + AHEAD));
+            at(pace.asked_ahead.map_or(now, |asked| asked + PREFETCH_INTERVAL));
         }
         // A waiting call sends its own request, which also recovers lost grants.
         if pace.unheard && pace.waiting == 0 {
@@ -252,7 +252,7 @@ impl GatewayBudget {
         due.map(|due| soonest.map_or(due, |soonest| due.max(soonest)))
     }
 
-    /// Whether to prefetch more leases for calls like the last one, as soon as [`AHEAD`] allows.
+    /// Whether to prefetch more leases for calls like the last one, as soon as [`PREFETCH_INTERVAL`] allows.
     fn should_prefetch(&self, view: &LinkView, rests: bool) -> bool {
         let (early, last) = {
             let pace = self.lease_activity();
@@ -284,7 +284,9 @@ impl GatewayBudget {
                 least: Amount::ZERO,
                 full: pace.last,
             };
-            let due = pace.asked_ahead.is_none_or(|asked| asked.elapsed() >= AHEAD);
+            let due = pace
+                .asked_ahead
+                .is_none_or(|asked| asked.elapsed() >= PREFETCH_INTERVAL);
             let asks = due && std::mem::take(&mut pace.early);
             if asks {
                 pace.asked_ahead = Some(Instant::now());

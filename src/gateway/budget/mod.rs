@@ -25,7 +25,7 @@ use self::request_window::RequestWindow;
 use super::calls::not_recorded;
 use super::link_state::LinkState;
 use super::model_field::ModelField;
-use super::store::{BeginOutcome, BoundBasis, BoundViolation, CallStore, CallUsage, ModelCall, ModelNames};
+use super::store::{BeginOutcome, BoundBasis, BoundViolation, CallStore, CallUsage, ModelNames, StoredCallKey};
 use super::upstream::PreparedRequest;
 use crate::api::amount::Amount;
 use crate::api::failure::{CallFailure, FailureKind};
@@ -37,7 +37,7 @@ use crate::link::client::{LinkClient, LinkError};
 use crate::link::messages::{BudgetTerms, LeaseResponse, RequestStats};
 
 /// How long a call waits for room that other gateways may return, or for a leader that does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESERVATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of lease requests while a call waits.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// When to retry a call that failed because the leader did not answer.
@@ -55,7 +55,7 @@ pub struct GatewayBudget {
     turn: Turn<()>,
     pace: Mutex<LeaseActivity>,
     stirred: watch::Sender<()>,
-    beats: Mutex<RequestWindow>,
+    request_window: Mutex<RequestWindow>,
 }
 
 /// What a call holds until it is settled.
@@ -64,7 +64,7 @@ pub struct CallReservation {
     pub reservation: Reservation,
     rates: Option<ModelRates>,
     /// The bound of the call by its bytes alone; `None` if the reservation is already based on bytes alone.
-    afresh: Option<Amount>,
+    bound_by_bytes: Option<Amount>,
     parts: Vec<RequestPart>,
     exact: bool,
     purpose: CallPurpose,
@@ -120,7 +120,7 @@ impl GatewayBudget {
             turn: Turn::new(()),
             pace,
             stirred: watch::Sender::default(),
-            beats: Mutex::default(),
+            request_window: Mutex::default(),
         }
     }
 
@@ -134,7 +134,7 @@ impl GatewayBudget {
     /// dropped at any await: nothing stays reserved then.
     pub async fn reserve_call(
         &self,
-        call: ModelCall,
+        call: StoredCallKey,
         request: &mut PreparedRequest,
     ) -> Result<CallReservation, CallFailure> {
         self.lease_activity().wait_started();
@@ -152,11 +152,11 @@ impl GatewayBudget {
     /// The reservation, and the full amount that the call was meant to have.
     async fn reserve_room(
         &self,
-        call: ModelCall,
+        call: StoredCallKey,
         request: &mut PreparedRequest,
     ) -> Result<(CallReservation, Amount), CallFailure> {
         let mut wait = LeaseWait {
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + RESERVATION_TIMEOUT,
             asked: false,
             failure: None,
         };
@@ -191,7 +191,7 @@ impl GatewayBudget {
                     let hold = CallReservation {
                         reservation,
                         rates: plan.rates,
-                        afresh: previous.and_then(|_| plan.bound_by_bytes(request.max_output())),
+                        bound_by_bytes: previous.and_then(|_| plan.bound_by_bytes(request.max_output())),
                         parts,
                         exact: request.exact_bill().is_some(),
                         purpose: call.purpose,
@@ -321,7 +321,10 @@ impl GatewayBudget {
                 }
                 let limited = !hold.reservation.leases.is_empty();
                 if limited && !reserved.covers(&charge.amount) {
-                    if hold.afresh.is_some_and(|afresh| afresh.covers(&charge.amount)) {
+                    if hold
+                        .bound_by_bytes
+                        .is_some_and(|bound_by_bytes| bound_by_bytes.covers(&charge.amount))
+                    {
                         tracing::warn!(
                             answered,
                             reserved = reserved.input_tokens,
@@ -350,9 +353,9 @@ impl GatewayBudget {
     /// Statistics of the last requests, for loop detection.
     pub fn request_stats(&self) -> Option<RequestStats> {
         let resume = self.contact.subscribe().borrow().directives.resume.clone();
-        let mut beats = self.request_window();
-        beats.resumed(resume.as_deref());
-        beats.stats(std::time::Instant::now())
+        let mut request_window = self.request_window();
+        request_window.resumed(resume.as_deref());
+        request_window.stats(std::time::Instant::now())
     }
 
     fn lease_activity(&self) -> MutexGuard<'_, LeaseActivity> {
@@ -360,7 +363,7 @@ impl GatewayBudget {
     }
 
     fn request_window(&self) -> MutexGuard<'_, RequestWindow> {
-        self.beats.lock().unwrap_or_else(PoisonError::into_inner)
+        self.request_window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

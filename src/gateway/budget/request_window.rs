@@ -86,50 +86,50 @@ mod tests {
     #[test]
     fn the_most_frequent_of_the_last_twenty_is_counted() {
         let start = Instant::now();
-        let mut beats = RequestWindow::default();
-        assert_eq!(beats.stats(start), None);
+        let mut window = RequestWindow::default();
+        assert_eq!(window.stats(start), None);
         for number in 0..20 {
-            beats.add(Some([number % 4; 32]), 10, start);
+            window.add(Some([number % 4; 32]), 10, start);
         }
-        let pulse = beats.stats(start).unwrap();
+        let pulse = window.stats(start).unwrap();
         assert_eq!((pulse.identical, pulse.tokens), (5, 200));
         for _ in 0..6 {
-            beats.add(Some([0xab; 32]), 0, start);
+            window.add(Some([0xab; 32]), 0, start);
         }
-        let pulse = beats.stats(start).unwrap();
+        let pulse = window.stats(start).unwrap();
         assert_eq!((pulse.identical, pulse.hash.as_str()), (6, "abababababababab"));
     }
 
     #[test]
     fn a_request_to_resume_ends_what_was_seen_once() {
         let start = Instant::now();
-        let mut beats = RequestWindow::default();
-        beats.add(Some([1; 32]), 7, start);
-        beats.resumed(None);
-        assert_eq!(beats.stats(start).unwrap().identical, 1);
-        beats.resumed(Some("once"));
-        assert_eq!(beats.stats(start), None);
-        beats.add(Some([1; 32]), 7, start);
-        beats.resumed(Some("once"));
-        assert_eq!(beats.stats(start).unwrap().tokens, 7);
-        beats.resumed(None);
+        let mut window = RequestWindow::default();
+        window.add(Some([1; 32]), 7, start);
+        window.resumed(None);
+        assert_eq!(window.stats(start).unwrap().identical, 1);
+        window.resumed(Some("once"));
+        assert_eq!(window.stats(start), None);
+        window.add(Some([1; 32]), 7, start);
+        window.resumed(Some("once"));
+        assert_eq!(window.stats(start).unwrap().tokens, 7);
+        window.resumed(None);
         assert_eq!(
-            beats.stats(start).unwrap().tokens,
+            window.stats(start).unwrap().tokens,
             7,
             "the request was handled, not renewed"
         );
-        beats.resumed(Some("again"));
-        assert_eq!(beats.stats(start), None);
+        window.resumed(Some("again"));
+        assert_eq!(window.stats(start), None);
     }
 
     #[test]
     fn tokens_count_for_five_minutes_and_failed_calls_only_there() {
         let start = Instant::now();
-        let mut beats = RequestWindow::default();
-        beats.add(Some([1; 32]), 7, start);
-        beats.add(None, 5, start + STEP);
-        assert_eq!(beats.stats(start + SPAN.saturating_sub(STEP)).unwrap().tokens, 12);
-        let late = beats.stats(start + SPAN).unwrap();
+        let mut window = RequestWindow::default();
+        window.add(Some([1; 32]), 7, start);
+        window.add(None, 5, start + STEP);
+        assert_eq!(window.stats(start + SPAN.saturating_sub(STEP)).unwrap().tokens, 12);
+        let late = window.stats(start + SPAN).unwrap();
         assert_eq!((late.tokens, late.identical), (5, 1));
     }
 }

@@ -88,7 +88,7 @@ pub enum CallStoreError {
 
 /// A call as the record knows it: its id, and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModelCall {
+pub struct StoredCallKey {
     pub id: CallId,
     pub purpose: CallPurpose,
 }
@@ -131,7 +131,7 @@ pub struct BoundViolation {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallSettlement {
-    pub call: ModelCall,
+    pub call: StoredCallKey,
     pub end: CallEnd,
     pub metered: CallUsage,
     /// What was reserved for the call.
@@ -260,7 +260,7 @@ impl CallStore {
     /// Reserves `amount` in each of `draws` and records that the call is about to be sent. `clock`: the wallet's time.
     pub fn begin(
         &self,
-        ModelCall { id, purpose }: ModelCall,
+        StoredCallKey { id, purpose }: StoredCallKey,
         (draws, amount): (&[AccountDraw<'_>], &Amount),
         clock: u64,
         now: Timestamp,

@@ -56,8 +56,8 @@ fn unlimited() -> CallSettlement {
     }
 }
 
-fn turn(id: CallId) -> ModelCall {
-    ModelCall {
+fn turn(id: CallId) -> StoredCallKey {
+    StoredCallKey {
         id,
         purpose: CallPurpose::Turn,
     }
@@ -141,7 +141,7 @@ fn each_way_to_end_counts_by_its_own_rule() {
         begin(&store, id).unwrap();
         store
             .settle(CallSettlement {
-                call: ModelCall {
+                call: StoredCallKey {
                     id,
                     purpose: CallPurpose::Turn,
                 },

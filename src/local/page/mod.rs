@@ -15,13 +15,13 @@ use tokio::task::JoinHandle;
 
 use crate::api::NamespacedName;
 use crate::page::html::{self, PagePart};
-use crate::page::recent::{MOST_LINES, RecentEvents};
+use crate::page::recent::{MAX_LINES, RecentEvents};
 use crate::page::view::PageView;
 use crate::worker::events::from_line;
 use crate::worker::journal::last_lines;
 
 /// How long the end of a run waits for readers to receive it.
-const FAREWELL: Duration = Duration::from_millis(500);
+const READER_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What readers are sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,14 +98,14 @@ impl Page {
     pub async fn end(&self, why: &'static str) {
         self.content.send_modify(|content| content.ended = Some(why));
         // Each reader ends once it has received it.
-        let _ = tokio::time::timeout(FAREWELL, self.content.closed()).await;
+        let _ = tokio::time::timeout(READER_SHUTDOWN_TIMEOUT, self.content.closed()).await;
     }
 }
 
 /// Adds the newest events of earlier runs, from a journal that no worker has open. A journal that does not exist or that
 /// an earlier version wrote adds none.
 pub fn add_journal(recent: &RecentEvents, agent: &NamespacedName, journal_dir: &Path) {
-    for line in last_lines(journal_dir, MOST_LINES.into()).unwrap_or_default() {
+    for line in last_lines(journal_dir, MAX_LINES.into()).unwrap_or_default() {
         recent.add(agent.clone(), from_line(line, None));
     }
 }

@@ -31,7 +31,7 @@ use crate::support::hash::sha256;
 use crate::telemetry::http::HttpLimits;
 
 /// Readers of the stream at a time.
-pub const MOST_READERS: usize = 8;
+pub const MAX_READERS: usize = 8;
 /// Bounds on connections. An hour ends a stream too; the browser connects again and is sent everything.
 pub const LIMITS: HttpLimits = HttpLimits {
     connections: ConnectionBounds::of_strangers(32, 32),
@@ -40,7 +40,7 @@ pub const LIMITS: HttpLimits = HttpLimits {
     unread: Duration::from_secs(15),
 };
 
-struct PageServer {
+struct LocalPageServer {
     /// Hash of the token: comparing hashes takes the same time for each wrong token.
     token: [u8; 32],
     zone: TimeZone,
@@ -50,17 +50,17 @@ struct PageServer {
 
 /// Routes of the page, under this token.
 pub fn router(token: &str, zone: TimeZone, content: watch::Sender<PageContent>) -> Router {
-    let server = PageServer {
+    let server = LocalPageServer {
         token: sha256(token),
         zone,
         content,
-        readers: ConnectionLimiter::new(ConnectionBounds::of_strangers(MOST_READERS, MOST_READERS)),
+        readers: ConnectionLimiter::new(ConnectionBounds::of_strangers(MAX_READERS, MAX_READERS)),
     };
     Router::new().fallback(answer).with_state(Arc::new(server))
 }
 
 async fn answer(
-    State(server): State<Arc<PageServer>>,
+    State(server): State<Arc<LocalPageServer>>,
     Extension(address): Extension<IpAddr>,
     request: Request,
 ) -> Response {
@@ -70,7 +70,7 @@ async fn answer(
     response
 }
 
-impl PageServer {
+impl LocalPageServer {
     fn answer(&self, address: IpAddr, request: &Request) -> Response {
         if !has_safe_host(request) {
             let why = "open the page by an IP address or as localhost\n";

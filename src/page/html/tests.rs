@@ -37,7 +37,7 @@ fn event(seq: i64, name: &str) -> EventLine {
     }
 }
 
-fn turn(number: i64, end: Option<TurnEnd>) -> TurnRecord {
+fn turn(number: i64, end: Option<TurnResult>) -> TurnRecord {
     TurnRecord {
         turn: number,
         started_at: at(number).to_string(),
@@ -54,7 +54,7 @@ fn turn(number: i64, end: Option<TurnEnd>) -> TurnRecord {
 fn watcher() -> AgentView {
     let heartbeat = TurnRecord {
         kind: "heartbeat".into(),
-        ..turn(6, Some(TurnEnd::Failed("Timeout".into())))
+        ..turn(6, Some(TurnResult::Failed("Timeout".into())))
     };
     let run = EventLine {
         run: Some("t7c1r1".into()),
@@ -87,7 +87,7 @@ fn watcher() -> AgentView {
         gates: vec![gate("g7", "files__write")],
         history: Some(AgentHistory {
             turns: [
-                turn(5, Some(TurnEnd::Completed("sleep".into()))),
+                turn(5, Some(TurnResult::Completed("sleep".into()))),
                 heartbeat,
                 turn(7, None),
             ]
@@ -112,8 +112,8 @@ fn helper() -> AgentView {
     }
 }
 
-fn budget() -> BudgetView {
-    BudgetView {
+fn budget() -> BudgetRow {
+    BudgetRow {
         namespace: "team-a".into(),
         budget: "team".into(),
         ready: "False".into(),
@@ -184,9 +184,9 @@ fn hostile() -> PageView {
         started_at: text(),
         ended_at: Some(text()),
         tools: BTreeSet::from([text()]),
-        ..turn(1, Some(TurnEnd::Completed(text())))
+        ..turn(1, Some(TurnResult::Completed(text())))
     };
-    let failed = turn(2, Some(TurnEnd::Failed(text())));
+    let failed = turn(2, Some(TurnResult::Failed(text())));
     let event = EventLine {
         seq: 1,
         event: text(),
@@ -227,7 +227,7 @@ fn hostile() -> PageView {
     };
     PageView {
         agents: vec![agent],
-        budgets: vec![BudgetView {
+        budgets: vec![BudgetRow {
             namespace: text(),
             budget: text(),
             ready: text(),
@@ -280,7 +280,7 @@ fn hostile_text_is_escaped_in_every_field() {
 
 #[test]
 fn as_many_rows_are_shown_as_the_bounds_say_and_the_rest_is_counted() {
-    for (count, words) in [(MOST_AGENTS, None), (MOST_AGENTS + 1, Some("and 1 more"))] {
+    for (count, words) in [(MAX_AGENTS, None), (MAX_AGENTS + 1, Some("and 1 more"))] {
         let view = PageView {
             agents: vec![helper(); count],
             budgets: vec![budget(); count],
@@ -289,11 +289,11 @@ fn as_many_rows_are_shown_as_the_bounds_say_and_the_rest_is_counted() {
         };
         let parts = parts(&view, &TimeZone::UTC);
         for part in &parts[..4] {
-            assert_eq!(part.html.matches("<tr>").count(), MOST_AGENTS + 1, "{}", part.id);
+            assert_eq!(part.html.matches("<tr>").count(), MAX_AGENTS + 1, "{}", part.id);
             assert_eq!(part.html.contains("more"), words.is_some(), "{}", part.id);
         }
         let turns = parts.iter().filter(|part| part.id.starts_with("turns/"));
-        assert_eq!(turns.count(), MOST_AGENTS);
+        assert_eq!(turns.count(), MAX_AGENTS);
     }
-    assert_eq!(MOST_AGENTS, MOST_ROWS);
+    assert_eq!(MAX_AGENTS, MAX_ROWS);
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::api::{Agent, GROUP, crd};
 use crate::plugin::arguments::{CheckArgs, CostArgs, CostGroup, OutputFormat, StatusArgs};
 use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found, unless_closed};
-use crate::plugin::screens::checks::{self, CheckResult, CheckRow, PERMISSIONS, PermissionCheck};
+use crate::plugin::screens::checks::{self, CheckOutcome, CheckRow, PERMISSIONS, PermissionCheck};
 use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
 use crate::plugin::screens::{approvals, budgets, explanation};
@@ -199,7 +199,7 @@ fn unchecked(check: String, error: &kube::Error) -> Result<CheckRow, PluginError
     if is_forbidden(error) || is_not_found(error) {
         return Ok(CheckRow::new(
             check,
-            CheckResult::Warning,
+            CheckOutcome::Warning,
             "you may not read it, so it was not checked",
         ));
     }

@@ -17,7 +17,7 @@ pub(super) fn of_files(
     arguments: &SimulateArgs,
     screen: &mut Screen<'_>,
 ) -> Result<(), PluginError> {
-    let simulation = Simulation::new(arguments)?;
+    let simulation = SimulateRequest::new(arguments)?;
     let histories = of_all_files(arguments)?;
     simulation.show((format, now), histories, screen)
 }
@@ -28,7 +28,7 @@ pub(super) async fn of_agents(
     arguments: &SimulateArgs,
     screen: &mut Screen<'_>,
 ) -> Result<(), PluginError> {
-    let simulation = Simulation::new(arguments)?;
+    let simulation = SimulateRequest::new(arguments)?;
     let mut histories = of_all_files(arguments)?;
     for name in &arguments.names {
         let lines = journal_copy::history(session, name).await?;
@@ -38,12 +38,12 @@ pub(super) async fn of_agents(
 }
 
 /// What is asked for, which is read before any history is.
-struct Simulation<'a> {
+struct SimulateRequest<'a> {
     limits: changes::SimulatedLimits,
     arguments: &'a SimulateArgs,
 }
 
-impl<'a> Simulation<'a> {
+impl<'a> SimulateRequest<'a> {
     fn new(arguments: &'a SimulateArgs) -> Result<Self, PluginError> {
         let budget = arguments.budget.as_deref().map(text_of).transpose()?;
         let limits = changes::read(budget.as_deref(), &arguments.set)?;

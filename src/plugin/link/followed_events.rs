@@ -12,7 +12,7 @@ use crate::link::text_fragments::TextFragment;
 
 /// Delay before a connection is opened again; doubled with each failure in a row.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
+const MAX_DELAY: Duration = Duration::from_secs(30);
 
 /// The events of an Agent.
 pub struct FollowedEvents<'a> {
@@ -91,7 +91,7 @@ impl<'a> FollowedEvents<'a> {
         loop {
             let Some(feed) = &mut self.feed else {
                 tokio::time::sleep(self.delay).await;
-                self.delay = (2 * self.delay).min(LONGEST_DELAY);
+                self.delay = (2 * self.delay).min(MAX_DELAY);
                 match self.connect().await {
                     Err(failure) if failure.is_temporary() => self.interruption = Some(failure.to_string()),
                     connected => connected?,

@@ -9,7 +9,7 @@ mod user_link;
 mod user_token;
 
 pub use followed_events::FollowedEvents;
-pub use user_link::{EventCursor, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
+pub use user_link::{EventCursor, LinkFailure, SubmissionReceipt, TaskSubmission, UserLink};
 pub use user_token::UserToken;
 
 /// How the controller is reached.

@@ -19,7 +19,7 @@ const LEADER: &str = "agentloop.dev/leader=true,app.kubernetes.io/part-of=agentl
 /// Name of the link's port in the pod of the controller.
 const PORT_NAME: &str = "link";
 /// Most connections at a time.
-const MOST_CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS: usize = 8;
 
 /// The port-forward; ends when it is dropped.
 pub(super) struct PortForward {
@@ -63,7 +63,7 @@ async fn serve(listener: TcpListener, pods: Api<Pod>, namespace: String, problem
     let mut open = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         while open.try_join_next().is_some() {}
-        if open.len() >= MOST_CONNECTIONS {
+        if open.len() >= MAX_CONNECTIONS {
             continue;
         }
         let (pods, namespace, problem) = (pods.clone(), namespace.clone(), Arc::clone(&problem));

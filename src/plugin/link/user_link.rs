@@ -109,7 +109,7 @@ pub struct TaskSubmission {
 
 /// The confirmation of a task.
 #[derive(Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct TaskReceipt {
+pub struct SubmissionReceipt {
     /// Id of the task in the journal.
     pub id: String,
     /// `Accepted`, or `Repeated` if there was a task with this key.
@@ -119,7 +119,7 @@ pub struct TaskReceipt {
     pub after: Option<i64>,
 }
 
-impl TaskReceipt {
+impl SubmissionReceipt {
     /// Whether the task was there before, and may have ended already.
     #[must_use]
     pub fn is_repeated(&self) -> bool {
@@ -195,7 +195,11 @@ impl<'a> UserLink<'a> {
     }
 
     /// Gives an Agent a task.
-    pub async fn submit(&self, agent: &NamespacedName, task: &TaskSubmission) -> Result<TaskReceipt, LinkFailure> {
+    pub async fn submit(
+        &self,
+        agent: &NamespacedName,
+        task: &TaskSubmission,
+    ) -> Result<SubmissionReceipt, LinkFailure> {
         let request = self.http.post(self.url(agent, "tasks")?).json(task);
         let request = self.authorized(request, agent).await?.timeout(REQUEST_TIMEOUT);
         let response = self.send(request).await?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::api::crd;
 
 /// Most digits of a number in a message: fewer than those of a one-time password.
-pub const MOST_DIGITS: usize = 4;
+pub const MAX_DIGITS: usize = 4;
 /// Fields whose strings are names that no prompt is in, by their path without indices.
 const NAMES: [&str; 11] = [
     "apiVersion",
@@ -130,7 +130,7 @@ impl Redaction {
             if word.is_empty() {
                 continue;
             }
-            let is_number = word.len() <= MOST_DIGITS && word.bytes().all(|digit| digit.is_ascii_digit());
+            let is_number = word.len() <= MAX_DIGITS && word.bytes().all(|digit| digit.is_ascii_digit());
             if is_number || word.split(['.', '/', '=']).all(|part| self.words.contains(part)) {
                 if !kept.is_empty() {
                     kept.push(' ');

@@ -11,13 +11,13 @@ use crate::plugin::failure::is_forbidden;
 use crate::plugin::session::PluginSession;
 
 /// Most Events, counted from the newest.
-pub const MOST_EVENTS: usize = 500;
+pub const MAX_EVENTS: usize = 500;
 /// Most lines of the log of one container, counted from the newest.
-pub const MOST_LINES: usize = 2_000;
+pub const MAX_LINES: usize = 2_000;
 /// Most bytes of it.
-pub const MOST_LOG_BYTES: usize = 1024 * 1024;
+pub const MAX_LOG_BYTES: usize = 1024 * 1024;
 /// Most pods whose logs are read.
-const MOST_LOGS: usize = 4;
+const MAX_LOGS: usize = 4;
 /// Label of the pods of the chart and of those that the controller creates. Their names may be other ones.
 const PROJECT_LABEL: &str = "app.kubernetes.io/part-of";
 /// Label of the part that a pod is.
@@ -99,7 +99,7 @@ impl ReportSources {
             .list(client, "events", &format!("/api/v1/namespaces/{namespace}/events"))
             .await;
         sources.events = events.map(newest);
-        for pod in controllers.iter().flatten().take(MOST_LOGS) {
+        for pod in controllers.iter().flatten().take(MAX_LOGS) {
             sources.read_log(client, system, pod).await;
         }
         sources.versions = json!({
@@ -125,9 +125,8 @@ impl ReportSources {
         let Some(name) = pod["metadata"]["name"].as_str() else {
             return;
         };
-        let path = format!(
-            "/api/v1/namespaces/{namespace}/pods/{name}/log?tailLines={MOST_LINES}&limitBytes={MOST_LOG_BYTES}"
-        );
+        let path =
+            format!("/api/v1/namespaces/{namespace}/pods/{name}/log?tailLines={MAX_LINES}&limitBytes={MAX_LOG_BYTES}");
         let Ok(request) = Request::get(path).body(Vec::new()) else {
             return;
         };
@@ -190,7 +189,7 @@ fn newest(events: Vec<Value>) -> Vec<Value> {
         time.unwrap_or_default().to_owned()
     };
     events.sort_by_key(at);
-    let more = events.len().saturating_sub(MOST_EVENTS);
+    let more = events.len().saturating_sub(MAX_EVENTS);
     events.drain(..more);
     events
 }

@@ -13,7 +13,7 @@ use crate::api::{Agent, AgentBudget};
 /// An open gate.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub struct OpenGate {
+pub struct ApprovalListRow {
     /// `Agent` or `AgentBudget`.
     pub kind: &'static str,
     /// Namespace of the object.
@@ -42,14 +42,14 @@ pub struct OpenGate {
 
 /// The open gates of an Agent.
 #[must_use]
-pub fn of_agent(agent: &Agent) -> Vec<OpenGate> {
+pub fn of_agent(agent: &Agent) -> Vec<ApprovalListRow> {
     let gates = agent.status.iter().flat_map(|status| &status.gates);
     let (namespace, name) = (agent.namespace().unwrap_or_default(), agent.name_any());
     gates.map(|gate| open(gate, &namespace, &name)).collect()
 }
 
-fn open(gate: &Gate, namespace: &str, name: &str) -> OpenGate {
-    OpenGate {
+fn open(gate: &Gate, namespace: &str, name: &str) -> ApprovalListRow {
+    ApprovalListRow {
         kind: "Agent",
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -66,14 +66,14 @@ fn open(gate: &Gate, namespace: &str, name: &str) -> OpenGate {
 
 /// The open gates of an AgentBudget.
 #[must_use]
-pub fn of_budget(budget: &AgentBudget) -> Vec<OpenGate> {
+pub fn of_budget(budget: &AgentBudget) -> Vec<ApprovalListRow> {
     let gates = budget.status.iter().flat_map(|status| &status.gates);
     let (namespace, name) = (budget.namespace().unwrap_or_default(), budget.name_any());
     gates.map(|gate| asked(gate, &namespace, &name)).collect()
 }
 
-fn asked(gate: &BudgetGate, namespace: &str, name: &str) -> OpenGate {
-    OpenGate {
+fn asked(gate: &BudgetGate, namespace: &str, name: &str) -> ApprovalListRow {
+    ApprovalListRow {
         kind: "AgentBudget",
         namespace: namespace.to_owned(),
         name: name.to_owned(),
@@ -90,7 +90,7 @@ fn asked(gate: &BudgetGate, namespace: &str, name: &str) -> OpenGate {
 
 /// The table, and how to read what is to be approved.
 #[must_use]
-pub fn text(gates: &[OpenGate], now: Timestamp) -> String {
+pub fn text(gates: &[ApprovalListRow], now: Timestamp) -> String {
     if gates.is_empty() {
         return "No gate is open.\n".into();
     }

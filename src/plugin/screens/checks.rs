@@ -17,7 +17,7 @@ const OLDEST_MINOR: u32 = 32;
 
 /// How a check ended.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq, Eq, strum::AsRefStr)]
-pub enum CheckResult {
+pub enum CheckOutcome {
     /// As it must be.
     Ok,
     /// Works, but not everything does; or it could not be checked.
@@ -32,14 +32,14 @@ pub struct CheckRow {
     /// What was checked.
     pub check: String,
     /// How it ended.
-    pub result: CheckResult,
+    pub result: CheckOutcome,
     /// What was found, and what to do.
     pub detail: String,
 }
 
 impl CheckRow {
     /// A row.
-    pub fn new(check: impl Into<String>, result: CheckResult, detail: impl Into<String>) -> Self {
+    pub fn new(check: impl Into<String>, result: CheckOutcome, detail: impl Into<String>) -> Self {
         Self {
             check: check.into(),
             result,
@@ -55,12 +55,12 @@ pub fn version(major: &str, minor: &str) -> CheckRow {
     let name = "API server";
     let found = format!("Kubernetes {major}.{minor}");
     match (major, digits.parse::<u32>()) {
-        ("1", Ok(minor)) if minor >= OLDEST_MINOR => CheckRow::new(name, CheckResult::Ok, found),
+        ("1", Ok(minor)) if minor >= OLDEST_MINOR => CheckRow::new(name, CheckOutcome::Ok, found),
         ("1", Ok(_)) => {
             let fix = format!("{found}: 1.{OLDEST_MINOR} or newer is needed");
-            CheckRow::new(name, CheckResult::Failed, fix)
+            CheckRow::new(name, CheckOutcome::Failed, fix)
         }
-        _ => CheckRow::new(name, CheckResult::Warning, format!("{found}: unknown version")),
+        _ => CheckRow::new(name, CheckOutcome::Warning, format!("{found}: unknown version")),
     }
 }
 
@@ -71,7 +71,7 @@ pub fn definition(expected: &CustomResourceDefinition, found: Option<&CustomReso
     let Some(found) = found else {
         return CheckRow::new(
             name,
-            CheckResult::Failed,
+            CheckOutcome::Failed,
             "does not exist: install the chart of agentloop",
         );
     };
@@ -83,13 +83,13 @@ pub fn definition(expected: &CustomResourceDefinition, found: Option<&CustomReso
         .into_iter()
         .any(|condition| condition.type_ == "Established" && condition.status == "True");
     if !established {
-        return CheckRow::new(name, CheckResult::Failed, "is not established yet");
+        return CheckRow::new(name, CheckOutcome::Failed, "is not established yet");
     }
     for version in &expected.spec.versions {
         let same = found.spec.versions.iter().find(|other| other.name == version.name);
         let Some(same) = same.filter(|same| same.served) else {
             let fix = format!("does not serve {}: install the CRDs of this version", version.name);
-            return CheckRow::new(name, CheckResult::Failed, fix);
+            return CheckRow::new(name, CheckOutcome::Failed, fix);
         };
         if same.schema != version.schema {
             let fix = format!(
@@ -98,10 +98,10 @@ pub fn definition(expected: &CustomResourceDefinition, found: Option<&CustomReso
                 version.name,
                 env!("CARGO_PKG_VERSION")
             );
-            return CheckRow::new(name, CheckResult::Warning, fix);
+            return CheckRow::new(name, CheckOutcome::Warning, fix);
         }
     }
-    CheckRow::new(name, CheckResult::Ok, "installed, of this version")
+    CheckRow::new(name, CheckOutcome::Ok, "installed, of this version")
 }
 
 /// The Deployments of the controller in a namespace.
@@ -111,7 +111,7 @@ pub fn controller(namespace: &str, found: &[Deployment]) -> CheckRow {
     let Some(deployment) = found.first() else {
         let fix =
             "no Deployment of the controller: install the chart, or name its namespace with --controller-namespace";
-        return CheckRow::new(name, CheckResult::Failed, fix);
+        return CheckRow::new(name, CheckOutcome::Failed, fix);
     };
     let status = deployment.status.clone().unwrap_or_default();
     let ready = status.available_replicas.unwrap_or(0);
@@ -121,9 +121,9 @@ pub fn controller(namespace: &str, found: &[Deployment]) -> CheckRow {
         deployment.name_any()
     );
     let result = match ready {
-        0 => CheckResult::Failed,
-        ready if ready < wanted => CheckResult::Warning,
-        _ => CheckResult::Ok,
+        0 => CheckOutcome::Failed,
+        ready if ready < wanted => CheckOutcome::Warning,
+        _ => CheckOutcome::Ok,
     };
     CheckRow::new(name, result, detail)
 }
@@ -234,8 +234,8 @@ pub fn sample_agent(namespace: &str) -> DynamicObject {
 #[must_use]
 pub fn creation(namespace: &str, refusal: Option<&str>) -> CheckRow {
     let (result, detail) = match refusal {
-        None => (CheckResult::Ok, "a valid Agent is accepted".to_owned()),
-        Some(message) => (CheckResult::Failed, format!("a valid Agent is rejected: {message}")),
+        None => (CheckOutcome::Ok, "a valid Agent is accepted".to_owned()),
+        Some(message) => (CheckOutcome::Failed, format!("a valid Agent is rejected: {message}")),
     };
     CheckRow::new(creation_name(namespace), result, detail)
 }
@@ -244,7 +244,7 @@ pub fn creation(namespace: &str, refusal: Option<&str>) -> CheckRow {
 #[must_use]
 pub fn creation_not_tried(namespace: &str) -> CheckRow {
     let detail = "you may not create Agents, so it was not tried";
-    CheckRow::new(creation_name(namespace), CheckResult::Warning, detail)
+    CheckRow::new(creation_name(namespace), CheckOutcome::Warning, detail)
 }
 
 fn creation_name(namespace: &str) -> String {
@@ -268,7 +268,11 @@ impl PermissionCheck {
     #[must_use]
     pub fn row(&self, namespace: &str, allowed: bool) -> CheckRow {
         let check = format!("{} {} in {namespace}", self.verb, self.resource_name());
-        let result = if allowed { CheckResult::Ok } else { CheckResult::Warning };
+        let result = if allowed {
+            CheckOutcome::Ok
+        } else {
+            CheckOutcome::Warning
+        };
         let word = if allowed { "allowed" } else { "not allowed" };
         CheckRow::new(check, result, format!("{word}; for {}", self.commands))
     }
@@ -287,7 +291,7 @@ pub fn text(rows: &[CheckRow]) -> String {
     }
     let count = |result| rows.iter().filter(|row| row.result == result).count();
     let mut text = table.to_string();
-    let (failed, warnings) = (count(CheckResult::Failed), count(CheckResult::Warning));
+    let (failed, warnings) = (count(CheckOutcome::Failed), count(CheckOutcome::Warning));
     let _ = writeln!(text, "\n{} checks, {failed} failed, {warnings} warnings", rows.len());
     text
 }
@@ -295,7 +299,7 @@ pub fn text(rows: &[CheckRow]) -> String {
 /// Whether any check failed.
 #[must_use]
 pub fn any_failed(rows: &[CheckRow]) -> bool {
-    rows.iter().any(|row| row.result == CheckResult::Failed)
+    rows.iter().any(|row| row.result == CheckOutcome::Failed)
 }
 
 #[cfg(test)]
@@ -313,26 +317,26 @@ mod tests {
 
     #[test]
     fn the_oldest_version_passes_and_the_one_before_fails() {
-        assert_eq!(version("1", "32").result, CheckResult::Ok);
-        assert_eq!(version("1", "33+").result, CheckResult::Ok);
-        assert_eq!(version("1", "31").result, CheckResult::Failed);
-        assert_eq!(version("2", "0").result, CheckResult::Warning);
-        assert_eq!(version("1", "").result, CheckResult::Warning);
+        assert_eq!(version("1", "32").result, CheckOutcome::Ok);
+        assert_eq!(version("1", "33+").result, CheckOutcome::Ok);
+        assert_eq!(version("1", "31").result, CheckOutcome::Failed);
+        assert_eq!(version("2", "0").result, CheckOutcome::Warning);
+        assert_eq!(version("1", "").result, CheckOutcome::Warning);
     }
 
     #[test]
     fn a_definition_is_of_this_version_if_its_schema_is_the_same() {
         let expected = &crd::all()[1];
-        assert_eq!(definition(expected, Some(&established())).result, CheckResult::Ok);
-        assert_eq!(definition(expected, None).result, CheckResult::Failed);
+        assert_eq!(definition(expected, Some(&established())).result, CheckOutcome::Ok);
+        assert_eq!(definition(expected, None).result, CheckOutcome::Failed);
         let mut pending = established();
         pending.status = None;
-        assert_eq!(definition(expected, Some(&pending)).result, CheckResult::Failed);
+        assert_eq!(definition(expected, Some(&pending)).result, CheckOutcome::Failed);
         let mut other = established();
         other.spec.versions[0].schema = None;
-        assert_eq!(definition(expected, Some(&other)).result, CheckResult::Warning);
+        assert_eq!(definition(expected, Some(&other)).result, CheckOutcome::Warning);
         other.spec.versions[0].served = false;
-        assert_eq!(definition(expected, Some(&other)).result, CheckResult::Failed);
+        assert_eq!(definition(expected, Some(&other)).result, CheckOutcome::Failed);
     }
 
     #[test]
@@ -345,9 +349,9 @@ mod tests {
         let result = |available| controller("agentloop-system", &[deployment(available)]).result;
         assert_eq!(
             [0, 1, 2].map(result),
-            [CheckResult::Failed, CheckResult::Warning, CheckResult::Ok]
+            [CheckOutcome::Failed, CheckOutcome::Warning, CheckOutcome::Ok]
         );
-        assert_eq!(controller("x", &[]).result, CheckResult::Failed);
+        assert_eq!(controller("x", &[]).result, CheckOutcome::Failed);
     }
 
     #[test]

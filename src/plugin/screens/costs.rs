@@ -121,7 +121,7 @@ pub fn of_budgets(
             .iter()
             .filter_map(|budget| in_budget(budget, agent, (since, now)));
         let closest =
-            known.max_by_key(|RecordedUsage { is_certain, row }| (*is_certain, row.from, row.cost, row.input_tokens));
+            known.max_by_key(|PeriodUsage { is_certain, row }| (*is_certain, row.from, row.cost, row.input_tokens));
         match (closest.map(|known| known.row), by) {
             (None, _) => unknown.push(name.to_string()),
             (Some(row), CostSum::Agent | CostSum::Model) => sums.add(name.to_string(), &row),
@@ -132,14 +132,14 @@ pub fn of_budgets(
 }
 
 /// Usage of an Agent as a budget records it.
-struct RecordedUsage {
+struct PeriodUsage {
     /// Whether some of it is certainly in the time that was asked for, and not before it.
     is_certain: bool,
     row: CostRow,
 }
 
 /// Usage of an Agent as a budget records it; `None`: its records do not reach back that far, or the Agent does not draw on it.
-fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration, Timestamp)) -> Option<RecordedUsage> {
+fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration, Timestamp)) -> Option<PeriodUsage> {
     let asked = now.checked_sub(since).ok()?;
     let ledger = budget.status.as_ref()?.ledger.as_ref()?;
     if !reaches_back_to(budget)(asked, now) {
@@ -157,11 +157,11 @@ fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration,
             from: Some(asked),
             ..CostRow::default()
         };
-        let unused = RecordedUsage { is_certain: false, row };
+        let unused = PeriodUsage { is_certain: false, row };
         return draws_on(agent, budget).then_some(unused);
     };
     let mut later = share.buckets.iter().filter(|bucket| bucket.start >= asked);
-    Some(RecordedUsage {
+    Some(PeriodUsage {
         is_certain: later.any(|bucket| !bucket.amount.is_zero()),
         row: summed(&share.buckets, asked, begun(budget)?),
     })

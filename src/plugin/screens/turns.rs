@@ -10,7 +10,7 @@ use super::table::TextTable;
 use crate::link::events::EventLine;
 
 /// Most names of tools that a row of the table shows.
-const MOST_TOOLS: usize = 4;
+const MAX_TOOLS: usize = 4;
 
 /// One turn.
 #[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
@@ -127,9 +127,9 @@ fn tools(runs: &BTreeMap<String, u32>) -> String {
             format!("{tool} ×{runs}")
         }
     };
-    let mut names: Vec<String> = runs.iter().take(MOST_TOOLS).map(name).collect();
-    if runs.len() > MOST_TOOLS {
-        names.push(format!("and {} more", runs.len() - MOST_TOOLS));
+    let mut names: Vec<String> = runs.iter().take(MAX_TOOLS).map(name).collect();
+    if runs.len() > MAX_TOOLS {
+        names.push(format!("and {} more", runs.len() - MAX_TOOLS));
     }
     names.join(", ")
 }

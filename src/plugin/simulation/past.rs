@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// A call that was made and answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PastCall {
+pub struct HistoricalCall {
     /// Its turn.
     pub turn: i64,
     /// Its number in the turn.
@@ -29,7 +29,7 @@ pub struct PastCall {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PastEvent {
     /// A model call.
-    Call(PastCall),
+    Call(HistoricalCall),
     /// A tool run with side effects began, requested by this call.
     Action {
         /// Turn and call.
@@ -140,9 +140,9 @@ pub fn read(text: &str) -> Result<PastLoop, String> {
     Ok(PastLoop { events })
 }
 
-fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> PastCall {
+fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> HistoricalCall {
     let took = SignedDuration::from_millis(step.duration_milliseconds.unwrap_or(0).max(0));
-    PastCall {
+    HistoricalCall {
         turn,
         number,
         name: step.call.clone(),

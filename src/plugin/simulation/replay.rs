@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::budgets::{BudgetStop, SimulatedAccounts, is_later};
 use super::changes::SimulatedLimits;
-use super::past::{PastCall, PastEvent, PastLoop};
+use super::past::{HistoricalCall, PastEvent, PastLoop};
 use super::report::{CallSum, SimulatedDay, SimulatedStop, SimulationReport};
 use crate::api::amount::Amount;
 use crate::api::budget::OnExhausted;
@@ -41,7 +41,7 @@ struct Refusal {
 }
 
 /// A simulation under way.
-struct Simulation {
+struct ReplayState {
     shared: SimulatedAccounts,
     stops: Vec<SimulatedStop>,
     days: BTreeMap<jiff::civil::Date, (CallSum, CallSum)>,
@@ -57,7 +57,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
     // Stable: the order within a history stays.
     moments.sort_by_key(|(at, place, _)| (*at, *place));
     let first = moments.first().map_or(Timestamp::UNIX_EPOCH, |(at, ..)| *at);
-    let mut simulation = Simulation {
+    let mut simulation = ReplayState {
         shared: SimulatedAccounts::new(limits, true, first)?,
         stops: Vec::new(),
         days: BTreeMap::new(),
@@ -76,7 +76,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
             open: None,
         });
     }
-    let calls: Vec<&PastCall> = calls(histories).collect();
+    let calls: Vec<&HistoricalCall> = calls(histories).collect();
     let limits_cost = simulation.shared.limit_cost() || loops.iter().any(|held| held.own.limit_cost());
     let unpriced = calls.iter().filter(|call| call.cost.is_none()).count();
     if limits_cost && unpriced > 0 {
@@ -93,7 +93,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
     Ok(simulation.report(limits, histories))
 }
 
-fn calls(histories: &[(String, PastLoop)]) -> impl Iterator<Item = &PastCall> {
+fn calls(histories: &[(String, PastLoop)]) -> impl Iterator<Item = &HistoricalCall> {
     let events = histories.iter().flat_map(|(_, history)| &history.events);
     events.filter_map(|(_, event)| match event {
         PastEvent::Call(call) => Some(call),
@@ -101,7 +101,7 @@ fn calls(histories: &[(String, PastLoop)]) -> impl Iterator<Item = &PastCall> {
     })
 }
 
-impl Simulation {
+impl ReplayState {
     fn step(&mut self, held: &mut SimulatedLoop, at: Timestamp, event: &PastEvent) {
         match event {
             PastEvent::Call(call) => self.call(held, call),
@@ -124,7 +124,7 @@ impl Simulation {
         }
     }
 
-    fn call(&mut self, held: &mut SimulatedLoop, call: &PastCall) {
+    fn call(&mut self, held: &mut SimulatedLoop, call: &HistoricalCall) {
         held.seen += 1;
         if held.turn.0 != call.turn {
             held.turn = (call.turn, 0);
@@ -160,7 +160,7 @@ impl Simulation {
     }
 
     /// Why a call would not have been made, if so.
-    fn refusal(&mut self, held: &mut SimulatedLoop, call: &PastCall, amount: &Amount) -> Option<Refusal> {
+    fn refusal(&mut self, held: &mut SimulatedLoop, call: &HistoricalCall, amount: &Amount) -> Option<Refusal> {
         let is_over = held.ended_turn == Some(call.turn);
         if is_over || (call.is_of_turn && held.guardrails.ends_turn(held.turn.1)) {
             held.ended_turn = Some(call.turn);
@@ -188,7 +188,13 @@ impl Simulation {
         })
     }
 
-    fn refuse(&mut self, held: &mut SimulatedLoop, call: &PastCall, refusal: &Refusal, (tokens, cost): (i64, i64)) {
+    fn refuse(
+        &mut self,
+        held: &mut SimulatedLoop,
+        call: &HistoricalCall,
+        refusal: &Refusal,
+        (tokens, cost): (i64, i64),
+    ) {
         let same = |stop: &SimulatedStop| stop.limit == refusal.limit;
         let open = held.open.filter(|place| self.stops.get(*place).is_some_and(same));
         let place = open.unwrap_or_else(|| self.add_stop(held, call.starts, refusal));

@@ -11,7 +11,7 @@ use crate::plugin::screens::figures;
 use crate::plugin::screens::table::TextTable;
 
 /// Most stops that the text lists.
-const MOST_STOPS: usize = 10;
+const MAX_STOPS: usize = 10;
 
 /// Calls, and what they used.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl SimulationReport {
         if !self.stops.is_empty() {
             let _ = writeln!(text, "{}", self.table_of_stops());
         }
-        if let Some(more) = self.stops.len().checked_sub(MOST_STOPS).filter(|more| *more > 0) {
+        if let Some(more) = self.stops.len().checked_sub(MAX_STOPS).filter(|more| *more > 0) {
             let _ = writeln!(text, "{more} more stops: use -o json\n");
         }
         text.push_str("What really happens may differ:\n");
@@ -164,7 +164,7 @@ impl SimulationReport {
 
     fn table_of_stops(&self) -> TextTable {
         let mut table = TextTable::new(vec!["STOP", "LIMIT", "LASTS", "REFUSED CALLS"]);
-        for stop in self.stops.iter().take(MOST_STOPS) {
+        for stop in self.stops.iter().take(MAX_STOPS) {
             let lasts = match (stop.ends_turn_only, stop.until) {
                 (true, _) => "the turn".into(),
                 (false, None) => "until it is raised".into(),

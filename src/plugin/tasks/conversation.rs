@@ -4,9 +4,9 @@
 use serde_json::json;
 
 /// Most bytes of the source of untrusted content in a request.
-const MOST_SOURCE_BYTES: usize = 320;
+const MAX_SOURCE_BYTES: usize = 320;
 /// Most bytes of a prompt.
-pub const MOST_PROMPT_BYTES: usize = 48 * 1024;
+pub const MAX_PROMPT_BYTES: usize = 48 * 1024;
 const BEFORE: &str =
     "This is a conversation. Its earlier messages follow, the oldest first, as one JSON object a line.\n";
 const NEXT: &str = "\nAnswer the next message of the user:\n";
@@ -32,13 +32,13 @@ impl Conversation {
     /// message alone does not. With the latest source of untrusted content of the exchanges in the prompt: what the agent
     /// said after it had seen such content may repeat it.
     pub fn prompt(&self, message: &str) -> Result<(String, Option<String>), String> {
-        if message.len() > MOST_PROMPT_BYTES {
+        if message.len() > MAX_PROMPT_BYTES {
             return Err(format!(
-                "the message has {} bytes, and a prompt at most {MOST_PROMPT_BYTES}: shorten it",
+                "the message has {} bytes, and a prompt at most {MAX_PROMPT_BYTES}: shorten it",
                 message.len()
             ));
         }
-        let mut room = MOST_PROMPT_BYTES.saturating_sub(BEFORE.len() + NEXT.len() + message.len());
+        let mut room = MAX_PROMPT_BYTES.saturating_sub(BEFORE.len() + NEXT.len() + message.len());
         let newest = self.exchanges.iter().rev().take_while(|exchange| {
             let fits = exchange.lines.len() <= room;
             room = room.saturating_sub(exchange.lines.len());
@@ -68,7 +68,7 @@ impl Conversation {
 
 /// A source as a request may have it.
 fn shortened(source: &str) -> String {
-    let fits = |(start, c): &(usize, char)| start + c.len_utf8() <= MOST_SOURCE_BYTES;
+    let fits = |(start, c): &(usize, char)| start + c.len_utf8() <= MAX_SOURCE_BYTES;
     source.char_indices().take_while(fits).map(|(_, c)| c).collect()
 }
 
@@ -92,13 +92,13 @@ mod tests {
             one.exchanges[0].lines.len()
         };
         let frame = BEFORE.len() + NEXT.len() + 1;
-        let answer = "a".repeat(MOST_PROMPT_BYTES - frame - exchange(""));
+        let answer = "a".repeat(MAX_PROMPT_BYTES - frame - exchange(""));
         let mut conversation = Conversation::default();
         conversation.add("m", "forgotten", Some("mcp/forgotten"));
         conversation.add("m", &answer, None);
         let (prompt, source) = conversation.prompt("x").unwrap();
         assert_eq!(source, None, "what is left out is not in the prompt");
-        assert_eq!(prompt.len(), MOST_PROMPT_BYTES, "the newest exchange fits exactly");
+        assert_eq!(prompt.len(), MAX_PROMPT_BYTES, "the newest exchange fits exactly");
         assert!(!prompt.contains("forgotten"));
         assert_eq!(conversation.prompt("xy").unwrap().0, "xy", "one byte more does not");
     }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_message_of_48_kib_is_the_longest() {
         let conversation = Conversation::default();
-        assert!(conversation.prompt(&"m".repeat(MOST_PROMPT_BYTES)).is_ok());
-        assert!(conversation.prompt(&"m".repeat(MOST_PROMPT_BYTES + 1)).is_err());
+        assert!(conversation.prompt(&"m".repeat(MAX_PROMPT_BYTES)).is_ok());
+        assert!(conversation.prompt(&"m".repeat(MAX_PROMPT_BYTES + 1)).is_err());
     }
 }

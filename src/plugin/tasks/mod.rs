@@ -6,4 +6,4 @@ pub mod task_run;
 
 pub use conversation::Conversation;
 pub use live_text::LiveText;
-pub use task_run::{TaskEnd, TaskResponse, TaskRun};
+pub use task_run::{ReceivedTaskResponse, TaskEnd, TaskRun};

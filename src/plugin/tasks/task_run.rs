@@ -17,7 +17,7 @@ use crate::link::events::EventLine;
 use crate::link::json_error;
 use crate::link::text_fragments::TextFragment;
 use crate::plugin::failure::{ExitStatus, PluginError};
-use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, TaskReceipt, TaskSubmission, UserLink};
+use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, SubmissionReceipt, TaskSubmission, UserLink};
 use crate::plugin::screens::printable::one_line;
 use crate::plugin::session::{Screen, note};
 use crate::plugin::tasks::live_text::{LiveText, NoteWriter};
@@ -27,7 +27,7 @@ const MAX_ATTEMPTS: u32 = 5;
 /// Delay before the second attempt, doubled before each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 /// Most fragments of text that wait to be printed.
-const MOST_FRAGMENTS: usize = 64;
+const MAX_FRAGMENTS: usize = 64;
 /// How long a connection may be without an event while no event of a task that was requested before has been seen.
 /// Kept events follow each other at once; this is only for those that a later version may number and not send.
 const KEPT_EVENT: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ const KEPT_EVENT: Duration = Duration::from_secs(10);
 /// The response to a task.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub struct TaskResponse {
+pub struct ReceivedTaskResponse {
     /// Id of the task.
     pub id: String,
     /// `Completed`, `Failed` or `LimitReached`.
@@ -60,7 +60,7 @@ pub struct TaskResponse {
     pub untrusted_content: Option<String>,
 }
 
-impl TaskResponse {
+impl ReceivedTaskResponse {
     /// The result as a text.
     #[must_use]
     pub fn result_text(&self) -> String {
@@ -99,7 +99,7 @@ impl TaskResponse {
 #[derive(Clone, Debug, PartialEq)]
 pub enum TaskEnd {
     /// The task has its response.
-    Response(Box<TaskResponse>),
+    Response(Box<ReceivedTaskResponse>),
     /// The task was requested before, and its events are no longer kept: there is no response to wait for.
     Forgotten {
         /// Id of the task.
@@ -156,7 +156,7 @@ impl<'a> TaskRun<'a> {
         mut live: Option<&mut LiveText>,
         interrupt: Interrupt<'_>,
     ) -> Result<TaskEnd, PluginError> {
-        let (sender, mut fragments) = mpsc::channel(MOST_FRAGMENTS);
+        let (sender, mut fragments) = mpsc::channel(MAX_FRAGMENTS);
         let sender = live.is_some().then_some(sender);
         let has_open_line = live.as_ref().map(|live| Arc::clone(&live.has_open_line));
         let mut err = NoteWriter {
@@ -261,7 +261,7 @@ impl<'a> TaskRun<'a> {
     }
 
     /// Requests the task. A repetition has no further effect, since the request has an id.
-    async fn submit(&self) -> Result<TaskReceipt, LinkFailure> {
+    async fn submit(&self) -> Result<SubmissionReceipt, LinkFailure> {
         self.requested.store(true, Ordering::Relaxed);
         let mut delay = FIRST_DELAY;
         for _ in 1..MAX_ATTEMPTS {
@@ -284,7 +284,7 @@ enum Seen {
     /// A line for the user.
     Progress(String),
     /// The task has ended.
-    End(Box<TaskResponse>),
+    End(Box<ReceivedTaskResponse>),
 }
 
 /// Reads the events of an Agent for those of one task.
@@ -298,7 +298,7 @@ struct TaskWatch {
 }
 
 impl TaskWatch {
-    fn new(receipt: &TaskReceipt, verbose: bool) -> Self {
+    fn new(receipt: &SubmissionReceipt, verbose: bool) -> Self {
         Self {
             id: receipt.id.clone(),
             verbose,
@@ -340,7 +340,7 @@ impl TaskWatch {
 }
 
 /// The response in the messages of the event.
-fn response(event: &EventLine) -> Result<TaskResponse, PluginError> {
+fn response(event: &EventLine) -> Result<ReceivedTaskResponse, PluginError> {
     let text = event.messages.first().ok_or_else(|| {
         LinkFailure::Unreadable(format!("event {} of the end of the task has no response", event.seq))
     })?;
@@ -355,8 +355,8 @@ mod tests {
 
     use super::*;
 
-    fn receipt(state: &str) -> TaskReceipt {
-        TaskReceipt {
+    fn receipt(state: &str) -> SubmissionReceipt {
+        SubmissionReceipt {
             id: "request-a".into(),
             state: state.into(),
             after: None,
@@ -423,12 +423,12 @@ mod tests {
 
     #[test]
     fn the_outcome_decides_the_exit_status_and_an_unknown_one_is_a_failure() {
-        let of = |outcome: &str| TaskResponse {
+        let of = |outcome: &str| ReceivedTaskResponse {
             id: "request-a".into(),
             outcome: outcome.into(),
             reason: Some("MaxTokens".into()),
             error: Some("no room".into()),
-            ..TaskResponse::default()
+            ..ReceivedTaskResponse::default()
         };
         assert_eq!(of("Completed").exit_status(), ExitStatus::Success);
         assert_eq!(of("Completed").problem(), None);
@@ -444,9 +444,9 @@ mod tests {
     #[test]
     fn a_result_is_a_text_or_json() {
         let text = |result: Option<Value>| {
-            TaskResponse {
+            ReceivedTaskResponse {
                 result,
-                ..TaskResponse::default()
+                ..ReceivedTaskResponse::default()
             }
             .result_text()
         };

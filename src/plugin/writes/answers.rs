@@ -7,7 +7,7 @@ use serde_json::json;
 use super::PlannedWrite;
 use crate::api::annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::plugin::failure::PluginError;
-use crate::plugin::screens::approvals::OpenGate;
+use crate::plugin::screens::approvals::ApprovalListRow;
 
 /// Which gates are answered, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub type PinnedGate = (String, String);
 /// must not be taken back.
 pub fn plan(
     target: &str,
-    gates: &[OpenGate],
+    gates: &[ApprovalListRow],
     annotations: &BTreeMap<String, String>,
     request: &AnswerRequest,
     pinned: &mut Option<Vec<PinnedGate>>,
@@ -39,7 +39,7 @@ pub fn plan(
         Some(pinned) => again(target, gates, pinned)?,
         None => choose(target, gates, request)?,
     };
-    let pins = |gate: &&OpenGate| (gate.gate.clone(), gate.arguments_hash.clone());
+    let pins = |gate: &&ApprovalListRow| (gate.gate.clone(), gate.arguments_hash.clone());
     pinned.get_or_insert_with(|| chosen.iter().map(pins).collect());
     let is_open = |token: &str| {
         gates
@@ -98,7 +98,11 @@ pub fn plan(
 }
 
 /// The gates that a request is for. One that names none must be unambiguous.
-fn choose<'a>(target: &str, gates: &'a [OpenGate], request: &AnswerRequest) -> Result<Vec<&'a OpenGate>, PluginError> {
+fn choose<'a>(
+    target: &str,
+    gates: &'a [ApprovalListRow],
+    request: &AnswerRequest,
+) -> Result<Vec<&'a ApprovalListRow>, PluginError> {
     let ids = || {
         gates
             .iter()
@@ -124,7 +128,11 @@ fn choose<'a>(target: &str, gates: &'a [OpenGate], request: &AnswerRequest) -> R
 }
 
 /// The gates that were chosen before, if all of them are still open and the same.
-fn again<'a>(target: &str, gates: &'a [OpenGate], pinned: &[PinnedGate]) -> Result<Vec<&'a OpenGate>, PluginError> {
+fn again<'a>(
+    target: &str,
+    gates: &'a [ApprovalListRow],
+    pinned: &[PinnedGate],
+) -> Result<Vec<&'a ApprovalListRow>, PluginError> {
     let found = pinned.iter().map(|(id, hash)| {
         let same = gates.iter().find(|gate| gate.gate == *id && gate.arguments_hash == *hash);
         same.ok_or_else(|| {
@@ -142,8 +150,8 @@ mod tests {
     use super::*;
     use crate::plugin::failure::ExitStatus;
 
-    fn gate(id: &str, hash: &str) -> OpenGate {
-        OpenGate {
+    fn gate(id: &str, hash: &str) -> ApprovalListRow {
+        ApprovalListRow {
             kind: "Agent",
             namespace: "team-a".into(),
             name: "helper".into(),
@@ -224,7 +232,7 @@ mod tests {
         ] {
             let request = request(true, None, all);
             let mut pinned = None;
-            let again = |gates: &[OpenGate], pinned: &mut Option<Vec<PinnedGate>>| {
+            let again = |gates: &[ApprovalListRow], pinned: &mut Option<Vec<PinnedGate>>| {
                 plan("helper", gates, &none, &request, pinned).map(|planned| planned.message)
             };
             let first = again(&before, &mut pinned).unwrap();

@@ -9,7 +9,7 @@ use crate::api::budget::{BudgetLimits, TopUp};
 use crate::plugin::failure::PluginError;
 
 /// Most entries of `spec.topUps`.
-const MOST_TOP_UPS: usize = 64;
+const MAX_TOP_UPS: usize = 64;
 
 /// An id of the time, for readers, and of random digits: two top-ups in one second are two.
 #[must_use]
@@ -32,9 +32,9 @@ pub fn plan(name: &str, budget: &AgentBudget, new: &TopUp) -> Result<PlannedWrit
             "{name} has a top-up {id} with another amount: choose another --id"
         )));
     }
-    if before.len() >= MOST_TOP_UPS {
+    if before.len() >= MAX_TOP_UPS {
         return Err(PluginError::Refused(format!(
-            "{name} has {MOST_TOP_UPS} top-ups, which is the limit over its life: raise spec.limits"
+            "{name} has {MAX_TOP_UPS} top-ups, which is the limit over its life: raise spec.limits"
         )));
     }
     let missing = unlimited(&budget.spec.limits, &new.amount);

@@ -22,7 +22,7 @@ const FORM: &str = "Answer with one JSON object and nothing else: {\"text\": wha
 Tools, each with the JSON schema of its arguments:";
 
 /// Maximum calls per answer in the schema: a weak model repeats itself until its output limit cuts the object.
-const MOST_CALLS: usize = 8;
+const MAX_CALLS: usize = 8;
 
 /// Builds the body of a request. Without tools it is an ordinary chat completion.
 #[must_use]
@@ -51,7 +51,7 @@ fn response_format(tools: &[ToolDefinition]) -> Value {
     let calls: Vec<Value> = tools.iter().map(call).collect();
     let schema = json!({
         "type": "object",
-        "properties": {"text": {"type": "string"}, "tool_calls": {"type": "array", "items": {"anyOf": calls}, "maxItems": MOST_CALLS}},
+        "properties": {"text": {"type": "string"}, "tool_calls": {"type": "array", "items": {"anyOf": calls}, "maxItems": MAX_CALLS}},
         "required": ["text", "tool_calls"],
         "additionalProperties": false,
     });

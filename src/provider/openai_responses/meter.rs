@@ -8,16 +8,16 @@ use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_
 use crate::reported_error::ReportedError;
 
 #[derive(Deserialize)]
-struct ResponseEvent {
+struct MeteredEvent {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
-    response: Option<ResponseBody>,
+    response: Option<MeteredBody>,
 }
 
 /// A response: a whole answer, or the part of an event that describes it.
 #[derive(Deserialize, Default)]
-struct ResponseBody {
+struct MeteredBody {
     #[serde(default)]
     status: Option<String>,
     #[serde(default)]
@@ -30,7 +30,7 @@ struct ResponseBody {
     error: Option<Value>,
 }
 
-impl ResponseBody {
+impl MeteredBody {
     fn server_error(self) -> AnswerError {
         AnswerError::ServerError(self.error.map(ReportedError::from_value).unwrap_or_default())
     }
@@ -38,7 +38,7 @@ impl ResponseBody {
 
 /// Reads the data of one event of a stream.
 pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
-    let event: ResponseEvent = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
+    let event: MeteredEvent = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
     if progress.model.is_empty() {
         progress.model = model_name(event.response.as_ref().and_then(|response| response.model.as_ref()));
     }
@@ -70,7 +70,7 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
 
 /// Reads a whole answer.
 pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
-    let response: ResponseBody = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
+    let response: MeteredBody = serde_json::from_slice(body).map_err(|_| AnswerError::Garbage)?;
     if response.error.is_some() || matches!(response.status.as_deref(), Some("failed" | "cancelled")) {
         return Err(response.server_error());
     }

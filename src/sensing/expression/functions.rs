@@ -11,7 +11,7 @@ use cel::{Context, ExecutionError, FunctionContext, Value as Cel, functions};
 use jiff::Timestamp;
 
 use super::values::{size, to_json};
-use super::{CostMeter, EvaluationCost, MOST_JSON_BYTES, Pattern};
+use super::{CostMeter, EvaluationCost, MAX_JSON_BYTES, Pattern};
 
 /// Adds the functions to a context.
 pub(super) fn offer(context: &mut Context<'_>, purse: &CostMeter, patterns: &Arc<[Pattern]>) {
@@ -50,7 +50,7 @@ fn json(value: &Cel, purse: &CostMeter) -> Result<Cel, ExecutionError> {
         return Err(ExecutionError::NoSuchOverload);
     }
     let json = to_json(value).ok_or(ExecutionError::NoSuchOverload)?.to_string();
-    if json.len() > MOST_JSON_BYTES || !purse.pay_for_text(json.len(), 1) {
+    if json.len() > MAX_JSON_BYTES || !purse.pay_for_text(json.len(), 1) {
         purse.empty();
         return Err(ExecutionError::NoSuchOverload);
     }

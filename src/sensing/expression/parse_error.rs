@@ -5,7 +5,7 @@ use cel::ParseErrors;
 use agentloop_support::text::{first_chars, with_ellipsis};
 
 /// Most characters of a quoted piece of the text.
-const MOST_SHOWN: usize = 24;
+const MAX_SHOWN: usize = 24;
 
 /// The first error, on one line. `field`: an example of a field.
 pub(super) fn describe_errors(text: &str, field: &str, errors: &ParseErrors) -> String {
@@ -73,5 +73,5 @@ fn is_end(text: &str, (line, column): (isize, isize)) -> bool {
 /// A quoted piece, truncated.
 fn piece_of(quoted: &str) -> String {
     let inner = quoted.trim().trim_matches('\'');
-    format!("'{}'", with_ellipsis(first_chars(inner, MOST_SHOWN), inner))
+    format!("'{}'", with_ellipsis(first_chars(inner, MAX_SHOWN), inner))
 }

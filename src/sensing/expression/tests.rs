@@ -89,8 +89,8 @@ fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[c
 #[test]
 fn an_expression_may_have_4096_bytes_and_not_one_more() {
     let of = |bytes: usize| format!("'{}'", "a".repeat(bytes - 2));
-    assert!(Expression::compile(&of(MOST_BYTES), ExpressionScope::SensorEvent).is_ok());
-    let error = Expression::compile(&of(MOST_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
+    assert!(Expression::compile(&of(MAX_BYTES), ExpressionScope::SensorEvent).is_ok());
+    let error = Expression::compile(&of(MAX_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("4096 bytes, and has 4097"), "{error}");
 }
 
@@ -98,13 +98,13 @@ fn an_expression_may_have_4096_bytes_and_not_one_more() {
 fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
     let of = |patterns: usize| format!("[{}]", vec!["payload.a.matches('a')"; patterns].join(","));
     let mut allowance = PatternAllowance::default();
-    assert!(Expression::compile_within(&of(MOST_PATTERNS - 1), ExpressionScope::SensorEvent, &mut allowance).is_ok());
+    assert!(Expression::compile_within(&of(MAX_PATTERNS - 1), ExpressionScope::SensorEvent, &mut allowance).is_ok());
     assert!(Expression::compile_within(&of(1), ExpressionScope::SensorEvent, &mut allowance).is_ok());
     assert!(Expression::compile_within("payload.a", ExpressionScope::SensorEvent, &mut allowance).is_ok());
     let error = Expression::compile_within(&of(1), ExpressionScope::SensorEvent, &mut allowance).expect_err("an error");
     assert!(error.contains("32 patterns"), "{error}");
     // Another Sensor has its own allowance.
-    assert!(Expression::compile(&of(MOST_PATTERNS), ExpressionScope::SensorEvent).is_ok());
+    assert!(Expression::compile(&of(MAX_PATTERNS), ExpressionScope::SensorEvent).is_ok());
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn json_around_json_is_given_up_before_its_escapes_fill_the_memory() {
     assert!(evaluated(&nested(5), &payload).is_ok());
     assert_eq!(evaluated(&nested(20), &payload), Err(ExpressionError::TooCostly));
     let exact = |bytes: usize| evaluated("size(json(payload))", &json!("a".repeat(bytes - 2)));
-    assert_eq!(exact(MOST_JSON_BYTES), Ok(json!(MOST_JSON_BYTES)));
-    assert_eq!(exact(MOST_JSON_BYTES + 1), Err(ExpressionError::TooCostly));
+    assert_eq!(exact(MAX_JSON_BYTES), Ok(json!(MAX_JSON_BYTES)));
+    assert_eq!(exact(MAX_JSON_BYTES + 1), Err(ExpressionError::TooCostly));
 }
 
 #[test]
@@ -134,31 +134,31 @@ fn a_pattern_costs_by_its_size_and_by_the_text_that_it_goes_through() {
 #[test]
 fn a_pattern_may_have_512_bytes_and_not_one_more() {
     let of = |bytes: usize| format!("payload.a.matches('{}')", "a".repeat(bytes));
-    assert!(Expression::compile(&of(MOST_PATTERN_BYTES), ExpressionScope::SensorEvent).is_ok());
-    let error = Expression::compile(&of(MOST_PATTERN_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
+    assert!(Expression::compile(&of(MAX_PATTERN_BYTES), ExpressionScope::SensorEvent).is_ok());
+    let error = Expression::compile(&of(MAX_PATTERN_BYTES + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("513 bytes, and 512 are allowed"), "{error}");
 }
 
 #[test]
 fn an_expression_may_go_64_steps_deep_and_not_one_more() {
     let of = |steps: usize| vec!["1"; steps].join("+");
-    assert_eq!(evaluated(&of(MOST_DEPTH), &json!(1)), Ok(json!(MOST_DEPTH)));
-    let error = Expression::compile(&of(MOST_DEPTH + 1), ExpressionScope::SensorEvent).expect_err("an error");
+    assert_eq!(evaluated(&of(MAX_DEPTH), &json!(1)), Ok(json!(MAX_DEPTH)));
+    let error = Expression::compile(&of(MAX_DEPTH + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains("deeper than 64"), "{error}");
 }
 
 #[test]
 fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() {
     let brackets = |count: usize| format!("{}1{}", "(".repeat(count), ")".repeat(count));
-    assert!(Expression::compile(&brackets(MOST_BRACKETS), ExpressionScope::SensorEvent).is_ok());
-    assert!(Expression::compile(&brackets(MOST_BRACKETS + 1), ExpressionScope::SensorEvent).is_err());
+    assert!(Expression::compile(&brackets(MAX_BRACKETS), ExpressionScope::SensorEvent).is_ok());
+    assert!(Expression::compile(&brackets(MAX_BRACKETS + 1), ExpressionScope::SensorEvent).is_err());
     let joined = |count: usize| vec!["1"; count + 1].join("+");
-    let deep = Expression::compile(&joined(MOST_OPERATORS), ExpressionScope::SensorEvent).expect_err("an error");
+    let deep = Expression::compile(&joined(MAX_OPERATORS), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(deep.contains("deeper than"), "{deep}");
-    let many = Expression::compile(&joined(MOST_OPERATORS + 1), ExpressionScope::SensorEvent).expect_err("an error");
+    let many = Expression::compile(&joined(MAX_OPERATORS + 1), ExpressionScope::SensorEvent).expect_err("an error");
     assert!(many.contains("operators"), "{many}");
     for text in ["!", "-", "(", "[", "{", "a.", "a?", "1+", "a&&", "'a'=="] {
-        assert!(Expression::compile(&text.repeat(MOST_BYTES / text.len()), ExpressionScope::SensorEvent).is_err());
+        assert!(Expression::compile(&text.repeat(MAX_BYTES / text.len()), ExpressionScope::SensorEvent).is_err());
     }
     // In a string literal they do not count.
     assert!(
@@ -175,8 +175,8 @@ fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_pu
     // Each item costs 3 nodes of 2; before that the list is visited once, in 2 nodes, and `previous`, which is null.
     let text = "payload.all(item, item > 0)";
     let cost = |items: u64| items * 3 * 2 + 2 + (items + 2);
-    let most = (MOST_COST - 5) / 7;
-    assert!(cost(most) < MOST_COST && cost(most + 1) >= MOST_COST);
+    let most = (MAX_COST - 5) / 7;
+    assert!(cost(most) < MAX_COST && cost(most + 1) >= MAX_COST);
     let of = |items: u64| Value::Array((0..items).map(|_| json!(1)).collect());
     let variables = |items| ExpressionVariables::new(&of(items), None, Timestamp::UNIX_EPOCH);
     let expression = Expression::compile(text, ExpressionScope::SensorEvent).expect("an expression");

@@ -110,10 +110,10 @@ fn a_text_may_have_2048_bytes_and_of_a_longer_one_the_beginning_is_kept() {
         let event = Sensor::new(json!({})).accepts(0, &json!("x".repeat(length - 2)));
         event.notifications[0].text.clone()
     };
-    assert!(!of(MOST_TEXT_BYTES).contains("[cut]"));
-    let text = of(MOST_TEXT_BYTES + 1);
+    assert!(!of(MAX_TEXT_BYTES).contains("[cut]"));
+    let text = of(MAX_TEXT_BYTES + 1);
     assert!(
-        text.ends_with("x [cut]") && text.len() == MOST_TEXT_BYTES,
+        text.ends_with("x [cut]") && text.len() == MAX_TEXT_BYTES,
         "{}",
         text.len()
     );
@@ -159,10 +159,10 @@ fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
     ));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     assert!(matches!(
-        sensor.process(3, &nested(MOST_DEPTH)),
+        sensor.process(3, &nested(MAX_DEPTH)),
         RulesOutcome::Accepted(_)
     ));
-    assert_eq!(sensor.process(4, &nested(MOST_DEPTH + 1)), RulesOutcome::TooDeep);
+    assert_eq!(sensor.process(4, &nested(MAX_DEPTH + 1)), RulesOutcome::TooDeep);
     assert_eq!(sensor.1.totals.dropped, 2);
 }
 
@@ -343,11 +343,11 @@ fn an_event_that_is_not_understood_changes_nothing_and_names_the_field() {
 fn a_value_may_have_8_kib_and_not_one_byte_more() {
     let mut sensor = Sensor::new(json!({"updates": [{"field": "x", "value": "payload"}]}));
     assert!(matches!(
-        sensor.process(0, &json!("x".repeat(MOST_VALUE_BYTES - 2))),
+        sensor.process(0, &json!("x".repeat(MAX_VALUE_BYTES - 2))),
         RulesOutcome::Accepted(_)
     ));
     assert_eq!(
-        sensor.process(1, &json!("x".repeat(MOST_VALUE_BYTES - 1))),
+        sensor.process(1, &json!("x".repeat(MAX_VALUE_BYTES - 1))),
         RulesOutcome::Failed
     );
     let failure = sensor.1.failure.clone().expect("a failure");
@@ -442,7 +442,7 @@ proptest! {
 /// As many large patterns as the schema allows: 6,400, each with two automata of up to 256 KiB.
 fn bomb() -> SensorSpec {
     let many = format!("[{}]", vec![r"matches('','\\w{5}')"; 194].join(","));
-    assert!(many.len() <= crate::expression::MOST_BYTES);
+    assert!(many.len() <= crate::expression::MAX_BYTES);
     let updates: Vec<_> = (0..16)
         .map(|place| json!({"field": format!("f{place}"), "value": many}))
         .collect();
@@ -497,7 +497,7 @@ fn a_text_is_cut_by_its_bytes_and_by_those_that_it_has_as_json() {
         let longer = truncate(one.repeat(most + 1));
         assert!(longer.ends_with(CUT) && longer.starts_with(one), "{one:?}");
         assert!(
-            longer.len() <= MOST_TEXT_BYTES && escaped(&longer) <= MOST_ESCAPED_BYTES,
+            longer.len() <= MAX_TEXT_BYTES && escaped(&longer) <= MAX_ESCAPED_BYTES,
             "{one:?}"
         );
     }
@@ -518,10 +518,7 @@ fn the_largest_event_has_room_in_one_delivery() {
         "updates": updates, "signals": signals, "notification": {"text": "payload.control"},
         "limits": {"maxPayloadBytes": 1_048_576},
     }));
-    let event = sensor.accepts(
-        0,
-        &json!({"long": "x".repeat(MOST_VALUE_BYTES - 2), "control": control}),
-    );
+    let event = sensor.accepts(0, &json!({"long": "x".repeat(MAX_VALUE_BYTES - 2), "control": control}));
     assert_eq!(event.trial.as_ref().expect("a trial").questions.len(), 16);
     let bytes = serde_json::to_string(&event).expect("JSON").len();
     assert!(bytes < 256 * 1024 - 1024, "{bytes}");

@@ -126,7 +126,7 @@ fn a_task_is_given_once_by_its_most_urgent_signal() {
 #[test]
 fn a_model_is_shown_8192_bytes_of_a_payload_and_whole_characters() {
     let of = |length: usize| ScoredEffects::data(&json!("ü".repeat(length)));
-    assert_eq!(of(4095).len(), MOST_DATA_BYTES);
-    assert_eq!(of(4096).len(), MOST_DATA_BYTES - 1);
+    assert_eq!(of(4095).len(), MAX_DATA_BYTES);
+    assert_eq!(of(4096).len(), MAX_DATA_BYTES - 1);
     assert!(of(4095).ends_with('"') && !of(4096).ends_with('"'));
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use agentloop_support::backoff::Backoff;
 
 /// Longest wait after a failure, unless the interval is longer.
-pub const LONGEST: Duration = Duration::from_mins(5);
+pub const MAX_PAUSE: Duration = Duration::from_mins(5);
 
 /// The backoff of a source that is read at an interval.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct SourceBackoff(Backoff);
 impl SourceBackoff {
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        Self(Backoff::new(interval.saturating_mul(2), LONGEST.max(interval)))
+        Self(Backoff::new(interval.saturating_mul(2), MAX_PAUSE.max(interval)))
     }
 
     /// Resets the wait to the interval.
@@ -71,6 +71,6 @@ mod tests {
     fn thousands_of_failures_change_nothing_any_more() {
         let mut backoff = SourceBackoff::new(Duration::from_secs(1));
         let last = (0..100_000).map(|_| backoff.fail(0.0)).last();
-        assert_eq!(last, Some(LONGEST));
+        assert_eq!(last, Some(MAX_PAUSE));
     }
 }

@@ -8,7 +8,7 @@ use agentloop_api::SensorSpec;
 use agentloop_api::endpoint::SourceEndpoint;
 
 /// Most bytes of a tool's arguments, as JSON.
-const MOST_ARGUMENT_BYTES: usize = 16 * 1024;
+const MAX_ARGUMENT_BYTES: usize = 16 * 1024;
 
 /// The URL that requests go to; `ws` becomes `http`.
 pub fn url(endpoint: &SourceEndpoint<'_>) -> Result<Url, FieldError> {
@@ -44,10 +44,10 @@ pub fn check(spec: &SensorSpec) -> Result<(), FieldError> {
     }
     let tool = spec.source.poll.as_ref().and_then(|poll| poll.tool.as_ref());
     let bytes = tool.map_or(0, |tool| Value::Object(tool.arguments.clone()).to_string().len());
-    if bytes > MOST_ARGUMENT_BYTES {
+    if bytes > MAX_ARGUMENT_BYTES {
         return Err(FieldError {
             field: "spec.source.poll.tool.arguments".into(),
-            detail: format!("must be at most {MOST_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
+            detail: format!("must be at most {MAX_ARGUMENT_BYTES} bytes as JSON, and has {bytes}"),
         });
     }
     Ok(())

@@ -19,9 +19,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time of a connection after which TCP keepalive probes are sent.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Most consecutive redirects.
-const MOST_REDIRECTS: usize = 5;
+const MAX_REDIRECTS: usize = 5;
 /// Most characters of a cause that are shown.
-const MOST_CAUSE: usize = 200;
+const MAX_CAUSE: usize = 200;
 
 /// Why a source receives nothing, with the fix; never text of a payload.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
@@ -123,8 +123,8 @@ impl SourceTarget {
         let has_secret = self.headers_dir.is_some() || self.tls.certificate_dir.is_some();
         let home = has_secret.then(|| self.url.origin());
         Policy::custom(move |attempt: Attempt<'_>| {
-            if attempt.previous().len() > MOST_REDIRECTS {
-                return attempt.error(SourceError(format!("more than {MOST_REDIRECTS} redirects in a row")));
+            if attempt.previous().len() > MAX_REDIRECTS {
+                return attempt.error(SourceError(format!("more than {MAX_REDIRECTS} redirects in a row")));
             }
             if let Err(denied) = policy.check_url(attempt.url()) {
                 return attempt.error(denied);
@@ -250,7 +250,7 @@ pub fn silent(idle: Duration) -> SourceError {
 
 /// The innermost cause says most, and none of them contains a header or a body.
 fn cause(error: &reqwest::Error) -> String {
-    first_chars(&root_cause(error), MOST_CAUSE).to_owned()
+    first_chars(&root_cause(error), MAX_CAUSE).to_owned()
 }
 
 #[cfg(test)]

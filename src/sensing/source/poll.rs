@@ -19,7 +19,7 @@ use agentloop_api::source::HttpMethod;
 use agentloop_support::backoff::jitter;
 
 /// Longest `ETag` or `Last-Modified` that is kept.
-const MOST_VALIDATOR: usize = 1024;
+const MAX_VALIDATOR: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollQuery {
@@ -248,7 +248,7 @@ fn number(value: Value) -> Value {
 fn validators(headers: &HeaderMap) -> SourceCursor {
     let text = |name| {
         let value = headers.get(name)?.to_str().ok()?;
-        (value.len() <= MOST_VALIDATOR).then(|| value.to_owned())
+        (value.len() <= MAX_VALIDATOR).then(|| value.to_owned())
     };
     SourceCursor {
         etag: text(ETAG),

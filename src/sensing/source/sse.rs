@@ -8,13 +8,13 @@ use reqwest::header::{ACCEPT, HeaderValue};
 use reqwest::{Client, Response};
 use tokio::time::{Instant, timeout};
 
-use super::backoff::LONGEST;
+use super::backoff::MAX_PAUSE;
 use super::http::{SourceError, SourceTarget, content_type, open_stream, silent, unreachable};
 use super::reconnect::{PAUSE, ReconnectBackoff};
 use super::{RepeatRule, SourceCursor, SourceFeed, SourceMessage};
 
 /// Longest event id that is kept.
-const MOST_ID: usize = 1024;
+const MAX_ID: usize = 1024;
 
 #[derive(Clone, Debug)]
 pub struct SseListener {
@@ -149,7 +149,7 @@ impl SseParser {
 
     /// The `retry` of the server, at least `PAUSE`: 0 would be a hot loop.
     fn pause(&self) -> Option<Duration> {
-        self.retry.map(|retry| retry.clamp(PAUSE, LONGEST))
+        self.retry.map(|retry| retry.clamp(PAUSE, MAX_PAUSE))
     }
 
     fn push(&mut self, chunk: &[u8]) -> Vec<SseEvent> {
@@ -160,7 +160,7 @@ impl SseParser {
                 b'\n' if after_return => {}
                 b'\n' | b'\r' => events.extend(self.end_line()),
                 // One byte more than allowed marks it as too long.
-                _ if self.line.len() > self.most.max(MOST_ID) + NAME_ROOM => {}
+                _ if self.line.len() > self.most.max(MAX_ID) + NAME_ROOM => {}
                 other => self.line.push(*other),
             }
         }
@@ -183,7 +183,7 @@ impl SseParser {
             b"data" => self.append(value),
             // The standard excludes only NUL; an id with another control character could never be sent back, and so the
             // stream could never be opened again.
-            b"id" if value.len() <= MOST_ID && HeaderValue::from_bytes(value).is_ok() => {
+            b"id" if value.len() <= MAX_ID && HeaderValue::from_bytes(value).is_ok() => {
                 let id = String::from_utf8_lossy(value).into_owned();
                 // An empty id resets the last event id.
                 self.last_id = (!id.is_empty()).then(|| id.clone());

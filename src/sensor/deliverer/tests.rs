@@ -44,7 +44,7 @@ impl Journal {
 }
 
 /// The receivers and the transport to them. Random, from a seed.
-struct World {
+struct DelivererHarness {
     random: Mutex<u64>,
     journals: Mutex<HashMap<String, Journal>>,
     late: Mutex<Vec<DeliveryRequest>>,
@@ -52,7 +52,7 @@ struct World {
     fates: Mutex<HashMap<&'static str, u64>>,
 }
 
-impl World {
+impl DelivererHarness {
     fn new(seed: u64) -> Arc<Self> {
         Arc::new(Self {
             random: Mutex::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
@@ -94,7 +94,7 @@ impl World {
     }
 }
 
-impl DeliveryTransport for World {
+impl DeliveryTransport for DelivererHarness {
     async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         // Every message takes some time, in which others are sent.
         sleep(Duration::from_micros(self.below(500))).await;
@@ -170,7 +170,7 @@ impl Pod {
     }
 
     /// Dies; another one starts with what it left on its volume.
-    async fn kill(mut self, dir: TempDir, world: &Arc<World>) -> (Self, TempDir) {
+    async fn kill(mut self, dir: TempDir, harness: &Arc<DelivererHarness>) -> (Self, TempDir) {
         let copy = self::dir();
         for name in ["outbox.sqlite", "outbox.sqlite-wal"] {
             if let Ok(bytes) = std::fs::read(dir.path().join(name)) {
@@ -179,7 +179,7 @@ impl Pod {
         }
         self.task.abort();
         let _ = (&mut self.task).await;
-        (Self::start(copy.path(), &NAMES, world), copy)
+        (Self::start(copy.path(), &NAMES, harness), copy)
     }
 }
 
@@ -192,10 +192,10 @@ fn source_message(n: i64) -> SourceMessage {
     }
 }
 
-async fn run(seed: u64, events: i64) -> Arc<World> {
-    let world = World::new(seed);
+async fn run(seed: u64, events: i64) -> Arc<DelivererHarness> {
+    let harness = DelivererHarness::new(seed);
     let mut dir = dir();
-    let mut pod = Pod::start(dir.path(), &NAMES, &world);
+    let mut pod = Pod::start(dir.path(), &NAMES, &harness);
     let mut kills = 0;
     for n in 1..=events {
         let at = Timestamp::from_millisecond(1_000_000 + n * 10).unwrap();
@@ -203,11 +203,11 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
             pod.keeper.ingest(&source_message(n), at).unwrap(),
             ArrivalOutcome::OnDisk
         );
-        if world.below(50) == 0 {
-            sleep(Duration::from_millis(world.below(2_000))).await;
+        if harness.below(50) == 0 {
+            sleep(Duration::from_millis(harness.below(2_000))).await;
         }
-        if world.below(100) == 0 {
-            (pod, dir) = pod.kill(dir, &world).await;
+        if harness.below(100) == 0 {
+            (pod, dir) = pod.kill(dir, &harness).await;
             kills += 1;
             // The sender did not get the answer, and sends again.
             assert_eq!(
@@ -230,12 +230,12 @@ async fn run(seed: u64, events: i64) -> Arc<World> {
     };
     timeout(Duration::from_hours(24), all).await.unwrap();
     assert!(events < 1_000 || kills > 10, "{kills} kills");
-    world
+    harness
 }
 
-fn assert_each_once(world: &World, events: i64, seed: u64) {
+fn assert_each_once(harness: &DelivererHarness, events: i64, seed: u64) {
     let expected: Vec<_> = (1..=events).map(|n| n.to_string()).collect();
-    let journals = world.journals.lock().unwrap();
+    let journals = harness.journals.lock().unwrap();
     for name in NAMES {
         assert_eq!(journals[name].received, expected, "receiver {name}, seed {seed}");
     }
@@ -243,28 +243,28 @@ fn assert_each_once(world: &World, events: i64, seed: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_events_reach_three_receivers_each_once_and_in_order() {
-    let world = run(1, 10_000).await;
-    assert_each_once(&world, 10_000, 1);
-    let fates = world.fates.lock().unwrap();
+    let harness = run(1, 10_000).await;
+    assert_each_once(&harness, 10_000, 1);
+    let fates = harness.fates.lock().unwrap();
     assert_eq!(fates.len(), 8, "{fates:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn so_do_two_hundred_of_each_of_twenty_seeds() {
     for seed in 2..22 {
-        let world = run(seed, 200).await;
-        assert_each_once(&world, 200, seed);
+        let harness = run(seed, 200).await;
+        assert_each_once(&harness, 200, seed);
     }
 }
 
 /// Answers with an error until it is switched, and counts the attempts.
 #[derive(Default)]
-struct Away {
+struct FailingTransport {
     tries: Mutex<u32>,
     back: Mutex<bool>,
 }
 
-impl DeliveryTransport for Away {
+impl DeliveryTransport for FailingTransport {
     async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         *self.tries.lock().unwrap() += 1;
         let last = deliver.delivery.events.last().map(|event| event.seq);
@@ -282,7 +282,7 @@ impl DeliveryTransport for Away {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
-    let (dir, road) = (dir(), Arc::new(Away::default()));
+    let (dir, road) = (dir(), Arc::new(FailingTransport::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper
         .ingest(&source_message(1), Timestamp::from_second(1_000).unwrap())
@@ -303,9 +303,9 @@ async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
 
 /// Acknowledges numbers that were never sent, each time a higher one.
 #[derive(Default)]
-struct Liar(Mutex<Vec<String>>);
+struct InvalidAckTransport(Mutex<Vec<String>>);
 
-impl DeliveryTransport for Liar {
+impl DeliveryTransport for InvalidAckTransport {
     async fn send(&self, deliver: &DeliveryRequest) -> Result<DeliveryAck, String> {
         let mut ids = self.0.lock().unwrap();
         ids.push(deliver.delivery.outbox.clone());
@@ -319,7 +319,7 @@ impl DeliveryTransport for Liar {
 
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
-    let (dir, road) = (dir(), Arc::new(Liar::default()));
+    let (dir, road) = (dir(), Arc::new(InvalidAckTransport::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper
         .ingest(&source_message(1), Timestamp::from_second(1_000).unwrap())

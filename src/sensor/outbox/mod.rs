@@ -2,7 +2,7 @@
 //!
 //! The rules' state, the source's cursor and the event of an arrival are written in one transaction: after a crash
 //! either all of it is there, or nothing, and then the source delivers it again. The outbox is bounded: it keeps only
-//! the newest value of each field, the newest [`MOST_NOTIFICATIONS`] notifications, and of all that as much as there is
+//! the newest value of each field, the newest [`MAX_NOTIFICATIONS`] notifications, and of all that as much as there is
 //! room for; what it drops is counted.
 //!
 //! Each outbox has an id, which is sent with its events: receivers compare numbers of one outbox only. Example: a
@@ -23,7 +23,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::link::deliveries::{MOST_DELIVERY_EVENTS, MOST_EVENTS, MOST_NOTIFICATIONS};
+use crate::link::deliveries::{MAX_DELIVERY_EVENTS, MAX_EVENTS, MAX_NOTIFICATIONS};
 use crate::sensing::delivery::{FieldValue, SensorEvent, SensorNotification};
 use crate::sensing::source::SourceCursor;
 use crate::support::disk::{self, BallastFile, DatabaseError};
@@ -32,7 +32,7 @@ pub use receivers::{AckOutcome, EventReceiver, GRACE};
 pub use repeat_keys::RepeatKey;
 
 /// Most bytes on disk, unless the volume is smaller.
-pub const MOST_BYTES: i64 = 256 * 1024 * 1024;
+pub const MAX_BYTES: i64 = 256 * 1024 * 1024;
 /// How many notifications and events are dropped at once when the bytes are too many.
 const STEP: i64 = 64;
 
@@ -91,9 +91,9 @@ impl Outbox {
         let mut outbox = Self {
             connection,
             file,
-            most_notifications: MOST_NOTIFICATIONS,
-            most_events: MOST_EVENTS,
-            most_bytes: MOST_BYTES,
+            most_notifications: MAX_NOTIFICATIONS,
+            most_events: MAX_EVENTS,
+            most_bytes: MAX_BYTES,
             // If there is no room for the ballast, the volume is nearly full: continue without it.
             ballast: BallastFile::take(dir).ok(),
             uncounted: 0,
@@ -143,7 +143,7 @@ impl Outbox {
 
     /// Bounds the outbox to half of its volume; SQLite and the file system need the rest.
     pub fn fit_volume(&mut self, volume_bytes: i64) {
-        self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MOST_BYTES);
+        self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MAX_BYTES);
     }
 
     /// Sets the identity of the source. If it changed, its cursor and its [`RepeatKey`]s are meaningless and deleted.
@@ -211,7 +211,7 @@ impl Outbox {
             "SELECT seq, json FROM events
              WHERE seq > (SELECT through FROM receivers WHERE uid = ?1) ORDER BY seq LIMIT ?2",
         )?;
-        let mut rows = statement.query(params![receiver, index(MOST_DELIVERY_EVENTS)])?;
+        let mut rows = statement.query(params![receiver, index(MAX_DELIVERY_EVENTS)])?;
         let (mut events, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next()? {
             let event = self.event(row.get(0)?, &row.get::<_, String>(1)?)?;

@@ -9,10 +9,10 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use super::{Outbox, OutboxError};
 
 /// How long [`RepeatKey`]s are kept: senders of webhooks retry for hours.
-pub const KEPT: SignedDuration = SignedDuration::from_hours(24);
+pub const KEY_LIFETIME: SignedDuration = SignedDuration::from_hours(24);
 /// Most [`RepeatKey`]s that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a
 /// day has 86,400.
-pub const MOST_IDS: i64 = 250_000;
+pub const MAX_IDS: i64 = 250_000;
 /// The keys are counted once in this many arrivals. A surplus of that many, or twice that for a source with two keys,
 /// is harmless.
 pub(super) const COUNTED_EVERY: u32 = 64;
@@ -65,14 +65,14 @@ pub(super) fn remember(
             .prepare_cached("INSERT INTO ids (key, at) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET at = ?2")?
             .execute(params![&key.0[..], now])?;
     }
-    let kept = i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX);
+    let kept = i64::try_from(KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX);
     transaction
         .prepare_cached("DELETE FROM ids WHERE at < ?1")?
         .execute([now.saturating_sub(kept)])?;
     if !counted {
         return Ok(());
     }
-    let most = MOST_IDS.min(room / 4 / ID_BYTES);
+    let most = MAX_IDS.min(room / 4 / ID_BYTES);
     let count: i64 = transaction
         .prepare_cached("SELECT count(*) FROM ids")?
         .query_row([], |row| row.get(0))?;

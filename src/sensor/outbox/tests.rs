@@ -304,7 +304,7 @@ fn no_more_events_go_at_once_than_a_receiver_takes() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
-    let most = index(MOST_DELIVERY_EVENTS);
+    let most = index(MAX_DELIVERY_EVENTS);
     for n in 1..=most + 2 {
         take(&mut outbox, &event(n, "x"));
         let offered = outbox.next("uid-a", ALL).unwrap();

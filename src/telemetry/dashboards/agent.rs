@@ -1,7 +1,7 @@
 //! The board *Agent*: one Agent in detail, or a few beside each other.
 
-use super::board::{Annotation, Board, Variable};
-use super::panel::{Column, Panel, STATE_COLORS, Unit, target};
+use super::dashboard::{Annotation, Dashboard, DashboardVariable};
+use super::panel::{DashboardPanel, PanelUnit, STATE_COLORS, TableColumn, panel_query};
 use super::query::{
     increase, mean_by, per_minute, rate, rate_with, select, select_with, sum_by, total, total_per_minute,
 };
@@ -10,16 +10,16 @@ use crate::telemetry::registry;
 /// Labels of an Agent.
 const AGENT: &str = "namespace, agent";
 
-pub fn board() -> Board {
+pub fn board() -> Dashboard {
     let paused = select_with(&registry::AGENT_LOOP_STATE, "state=\"Paused\"");
     let tripped = select_with(&registry::AGENT_GUARDRAIL_TRIPS, "action=~\"pause|kill\"");
-    Board {
+    Dashboard {
         name: "agent",
         title: "agentloop / Agent",
         description: "The loop of one Agent: its states, calls, tools, limits and tasks.",
         variables: vec![
-            Variable::namespace(&registry::AGENT_INFO),
-            Variable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
+            DashboardVariable::namespace(&registry::AGENT_INFO),
+            DashboardVariable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
         ],
         annotations: vec![
             Annotation {
@@ -55,45 +55,45 @@ fn state_number() -> String {
     format!("max by ({AGENT}) ({})", numbers.collect::<Vec<_>>().join(" or "))
 }
 
-fn state() -> Vec<Panel> {
+fn state() -> Vec<DashboardPanel> {
     vec![
-        Panel::states(
+        DashboardPanel::states(
             "Loop state",
             "State of each loop over time.",
             state_number(),
             "{{namespace}}/{{agent}}",
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Turns",
-            Unit::Count,
+            PanelUnit::Count,
             "Turns completed in the time shown.",
             total(&increase(&registry::AGENT_TURNS)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Last turn",
-            Unit::Moment,
+            PanelUnit::Timestamp,
             "When the last turn completed.",
             format!("max({}) * 1000", select(&registry::AGENT_LAST_TURN)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Tokens",
-            Unit::Count,
+            PanelUnit::Count,
             "Tokens billed in the time shown.",
             total(&increase(&registry::AGENT_TOKENS)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Cost",
-            Unit::UsDollars,
+            PanelUnit::UsDollars,
             "Cost in the time shown, at the prices known when each call was made.",
             total(&increase(&registry::AGENT_COST)),
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Pending approvals",
             "Requests that wait for a person.",
             total(&select(&registry::AGENT_PENDING_APPROVALS)),
             1.0,
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Suspended",
             "Agents whose spec.suspend is true.",
             total(&select(&registry::AGENT_SUSPENDED)),
@@ -102,29 +102,29 @@ fn state() -> Vec<Panel> {
     ]
 }
 
-fn definition() -> Vec<Panel> {
+fn definition() -> Vec<DashboardPanel> {
     vec![
-        Panel::table(
+        DashboardPanel::table(
             "About",
             "Model, mode and age of each Agent; generations differ while the controller has not yet seen a change of the spec.",
             vec![
-                Column {
+                TableColumn {
                     title: "Created",
                     query: format!(
                         "max by ({AGENT}, api, model, mode) ({} * 1000 * on ({AGENT}) group_left (api, model, mode) {})",
                         select(&registry::AGENT_CREATED),
                         select(&registry::AGENT_INFO)
                     ),
-                    unit: Unit::Moment,
+                    unit: PanelUnit::Timestamp,
                 },
             ],
         )
         .wide(16),
-        Panel::lines(
+        DashboardPanel::lines(
             "Generations not yet observed",
-            Unit::Count,
+            PanelUnit::Count,
             "Changes of the spec that the status does not describe yet.",
-            vec![target(
+            vec![panel_query(
                 format!(
                     "{} - {}",
                     select(&registry::AGENT_GENERATION),
@@ -134,29 +134,29 @@ fn definition() -> Vec<Panel> {
             )],
         )
         .wide(8),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Conditions",
-            Unit::Count,
+            PanelUnit::Count,
             "Conditions that hold: Ready with its status, others while they are not False.",
-            vec![target(
+            vec![panel_query(
                 sum_by("condition, status", &select(&registry::AGENT_CONDITION)),
                 "{{condition}} {{status}}",
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Pause reasons",
-            Unit::Count,
+            PanelUnit::Count,
             "Reasons for which loops are paused, and signs of repetition.",
             vec![
-                target(
+                panel_query(
                     format!(
                         "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
                         sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
                     ),
                     "{{reason}}",
                 ),
-                target(
+                panel_query(
                     sum_by("sign", &select(&registry::AGENT_LOOP_DETECTED)),
                     "loop: {{sign}}",
                 ),
@@ -166,123 +166,123 @@ fn definition() -> Vec<Panel> {
     ]
 }
 
-fn spend() -> Vec<Panel> {
+fn spend() -> Vec<DashboardPanel> {
     let lost = |signal| total_per_minute(&rate_with(&registry::AGENT_DROPPED_TELEMETRY, signal));
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Turns",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Completed turns per minute.",
-            vec![target(
+            vec![panel_query(
                 per_minute(AGENT, &registry::AGENT_TURNS),
                 "{{namespace}}/{{agent}}",
             )],
         ),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tokens by type",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Billed tokens per minute. The types are disjoint; reasoning is part of output.",
             vec![
-                target(per_minute("type", &registry::AGENT_TOKENS), "{{type}}"),
-                target(
+                panel_query(per_minute("type", &registry::AGENT_TOKENS), "{{type}}"),
+                panel_query(
                     format!("sum({}) * 60", rate(&registry::AGENT_REASONING_TOKENS)),
                     "of output: reasoning",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Cost per hour",
-            Unit::UsDollars,
+            PanelUnit::UsDollars,
             "Cost per hour at the present rate, by model.",
-            vec![target(
+            vec![panel_query(
                 format!("{} * 3600", sum_by("model", &rate(&registry::AGENT_COST))),
                 "{{model}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Model calls",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Model calls per minute by model, each attempt counts.",
-            vec![target(per_minute("model", &registry::AGENT_CALLS), "{{model}}")],
+            vec![panel_query(per_minute("model", &registry::AGENT_CALLS), "{{model}}")],
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Calls refused or not billed exactly",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Calls that a limit refused; calls of unknown usage, and those that are charged with their bound.",
             vec![
-                target(format!("sum({}) * 60", rate(&registry::AGENT_REFUSED_CALLS)), "refused"),
-                target(
+                panel_query(format!("sum({}) * 60", rate(&registry::AGENT_REFUSED_CALLS)), "refused"),
+                panel_query(
                     format!("sum({}) * 60", rate(&registry::AGENT_UNKNOWN_CALLS)),
                     "usage unknown",
                 ),
-                target(
+                panel_query(
                     format!("sum({}) * 60", rate(&registry::AGENT_ESTIMATED_CALLS)),
                     "charged by bound",
                 ),
             ],
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Telemetry not exported",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Spans and log lines of the pod that were not exported over OTLP, per minute.",
             vec![
-                target(lost("signal=\"traces\""), "spans"),
-                target(lost("signal=\"logs\""), "log lines"),
+                panel_query(lost("signal=\"traces\""), "spans"),
+                panel_query(lost("signal=\"logs\""), "log lines"),
             ],
         )
         .wide(12),
     ]
 }
 
-fn tools() -> Vec<Panel> {
+fn tools() -> Vec<DashboardPanel> {
     vec![
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tool calls by outcome",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Tool calls per minute. Denied and unavailable ones were not run; unknown ones may have run.",
-            vec![target(
+            vec![panel_query(
                 per_minute("tool, outcome", &registry::AGENT_TOOL_OUTCOMES),
                 "{{tool}}: {{outcome}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Duration of tool runs",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "Mean duration of tool runs.",
-            vec![target(mean_by("tool", &registry::AGENT_TOOL_SECONDS), "{{tool}}")],
+            vec![panel_query(mean_by("tool", &registry::AGENT_TOOL_SECONDS), "{{tool}}")],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Tool runs and actions",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Tool runs per minute, those of them with side effects, and tool calls that were denied.",
             vec![
-                target(format!("sum({}) * 60", rate(&registry::AGENT_TOOL_CALLS)), "tool runs"),
-                target(total_per_minute(&rate(&registry::AGENT_ACTIONS)), "of these actions"),
-                target(total_per_minute(&rate(&registry::AGENT_DENIED_TOOL_CALLS)), "denied"),
+                panel_query(format!("sum({}) * 60", rate(&registry::AGENT_TOOL_CALLS)), "tool runs"),
+                panel_query(total_per_minute(&rate(&registry::AGENT_ACTIONS)), "of these actions"),
+                panel_query(total_per_minute(&rate(&registry::AGENT_DENIED_TOOL_CALLS)), "denied"),
             ],
         ),
     ]
 }
 
-fn limits() -> Vec<Panel> {
+fn limits() -> Vec<DashboardPanel> {
     vec![
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Limits reached and loops detected",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Steps of guardrails and of loop detection per minute, by what was done.",
-            vec![target(
+            vec![panel_query(
                 per_minute("guardrail, action", &registry::AGENT_GUARDRAIL_TRIPS),
                 "{{guardrail}}: {{action}}",
             )],
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Age of the oldest pending approval",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "How long the oldest request has waited for a person; 0 without one.",
-            vec![target(
+            vec![panel_query(
                 format!(
                     "time() - min({}) or vector(0)",
                     select(&registry::AGENT_OLDEST_APPROVAL)
@@ -294,23 +294,26 @@ fn limits() -> Vec<Panel> {
     ]
 }
 
-fn tasks() -> Vec<Panel> {
+fn tasks() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Waiting tasks",
-            Unit::Count,
+            PanelUnit::Count,
             "Tasks and requests that wait for their turn.",
-            vec![target(
+            vec![panel_query(
                 sum_by(AGENT, &select(&registry::AGENT_WAITING_TASKS)),
                 "{{namespace}}/{{agent}}",
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tasks",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Tasks and requests that ended per minute, by outcome.",
-            vec![target(per_minute("outcome", &registry::AGENT_TASKS), "{{outcome}}")],
+            vec![panel_query(
+                per_minute("outcome", &registry::AGENT_TASKS),
+                "{{outcome}}",
+            )],
         )
         .wide(12),
     ]

@@ -1,56 +1,56 @@
 //! The board *Budgets*: limits, what is used and reserved, how fast it is spent, and when it will be used up.
 
-use super::board::{Annotation, Board, Variable};
-use super::panel::{Column, Panel, Target, Unit, target};
+use super::dashboard::{Annotation, Dashboard, DashboardVariable};
+use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};
 use super::query::{per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry::{self, Metric};
 
 /// The metrics of one kind of amount.
-struct Kind {
+struct AmountPanel {
     name: &'static str,
-    unit: Unit,
+    unit: PanelUnit,
     limit: &'static Metric,
     used: &'static Metric,
     reserved: &'static Metric,
     spent: &'static Metric,
 }
 
-const KINDS: [Kind; 5] = [
-    Kind {
+const KINDS: [AmountPanel; 5] = [
+    AmountPanel {
         name: "tokens",
-        unit: Unit::Count,
+        unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_TOKENS,
         used: &registry::BUDGET_USED_TOKENS,
         reserved: &registry::BUDGET_RESERVED_TOKENS,
         spent: &registry::BUDGET_SPENT_TOKENS,
     },
-    Kind {
+    AmountPanel {
         name: "cost",
-        unit: Unit::UsDollars,
+        unit: PanelUnit::UsDollars,
         limit: &registry::BUDGET_LIMIT_USD,
         used: &registry::BUDGET_USED_USD,
         reserved: &registry::BUDGET_RESERVED_USD,
         spent: &registry::BUDGET_SPENT_USD,
     },
-    Kind {
+    AmountPanel {
         name: "calls",
-        unit: Unit::Count,
+        unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_CALLS,
         used: &registry::BUDGET_USED_CALLS,
         reserved: &registry::BUDGET_RESERVED_CALLS,
         spent: &registry::BUDGET_SPENT_CALLS,
     },
-    Kind {
+    AmountPanel {
         name: "input tokens",
-        unit: Unit::Count,
+        unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_INPUT,
         used: &registry::BUDGET_USED_INPUT,
         reserved: &registry::BUDGET_RESERVED_INPUT,
         spent: &registry::BUDGET_SPENT_INPUT,
     },
-    Kind {
+    AmountPanel {
         name: "output tokens",
-        unit: Unit::Count,
+        unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_OUTPUT,
         used: &registry::BUDGET_USED_OUTPUT,
         reserved: &registry::BUDGET_RESERVED_OUTPUT,
@@ -58,16 +58,16 @@ const KINDS: [Kind; 5] = [
     },
 ];
 
-pub fn board() -> Board {
+pub fn board() -> Dashboard {
     let exhausted = select_with(&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
     let resets = select(&registry::BUDGET_RESETS);
-    Board {
+    Dashboard {
         name: "budgets",
         title: "agentloop / Budgets",
         description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted.",
         variables: vec![
-            Variable::namespace(&registry::BUDGET_CONDITION),
-            Variable::in_namespace("budget", "Budget", &registry::BUDGET_CONDITION),
+            DashboardVariable::namespace(&registry::BUDGET_CONDITION),
+            DashboardVariable::in_namespace("budget", "Budget", &registry::BUDGET_CONDITION),
         ],
         annotations: vec![
             Annotation {
@@ -93,25 +93,25 @@ pub fn board() -> Board {
 }
 
 /// A query for each kind, named after the budget and the kind.
-fn each_kind(query: impl Fn(&Kind) -> String) -> Vec<Target> {
-    let each = KINDS.iter().map(|kind| target(query(kind), &legend(kind)));
+fn each_kind(query: impl Fn(&AmountPanel) -> String) -> Vec<PanelQuery> {
+    let each = KINDS.iter().map(|kind| panel_query(query(kind), &legend(kind)));
     each.collect()
 }
 
-fn legend(kind: &Kind) -> String {
+fn legend(kind: &AmountPanel) -> String {
     format!("{{{{namespace}}}}/{{{{budget}}}}: {}", kind.name)
 }
 
-fn share_used(kind: &Kind) -> String {
+fn share_used(kind: &AmountPanel) -> String {
     format!("{} / {}", select(kind.used), select(kind.limit))
 }
 
-fn now() -> Vec<Panel> {
+fn now() -> Vec<DashboardPanel> {
     let condition = |name: &str| {
         let matchers = format!("condition=\"{name}\",status=\"true\"");
         total(&select_with(&registry::BUDGET_CONDITION, &matchers))
     };
-    let share = |kind: &Kind| {
+    let share = |kind: &AmountPanel| {
         format!(
             "({} + {}) / {}",
             select(kind.used),
@@ -120,57 +120,57 @@ fn now() -> Vec<Panel> {
         )
     };
     vec![
-        Panel::stat(
+        DashboardPanel::stat(
             "Budgets",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of AgentBudgets.",
             format!(
                 "count(count by (namespace, budget) ({}))",
                 select(&registry::BUDGET_CONDITION)
             ),
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Near a limit",
             "AgentBudgets whose condition NearLimit holds.",
             condition("NearLimit"),
             1.0,
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Exhausted",
             "AgentBudgets without room for another call.",
             condition("Exhausted"),
             1.0,
         ),
-        Panel::bars(
+        DashboardPanel::bars(
             "Used and reserved",
             "Share of each limit that is used in the current window, or reserved for calls.",
             each_kind(share),
         )
         .wide(12),
-        Panel::table(
+        DashboardPanel::table(
             "Windows and Agents",
             "When there is room again or the window ends, and how many Agents draw on each AgentBudget.",
             vec![
-                Column {
+                TableColumn {
                     title: "Resets",
                     query: format!(
                         "max by (namespace, budget) ({}) * 1000",
                         select(&registry::BUDGET_RESETS)
                     ),
-                    unit: Unit::Moment,
+                    unit: PanelUnit::Timestamp,
                 },
-                Column {
+                TableColumn {
                     title: "Agents",
                     query: format!("max by (namespace, budget) ({})", select(&registry::BUDGET_AGENTS)),
-                    unit: Unit::Count,
+                    unit: PanelUnit::Count,
                 },
             ],
         ),
     ]
 }
 
-fn over_time() -> Vec<Panel> {
-    let until_exhausted = |kind: &Kind| {
+fn over_time() -> Vec<DashboardPanel> {
+    let until_exhausted = |kind: &AmountPanel| {
         format!(
             "({} - {} - {}) / ({} > 0)",
             select(kind.limit),
@@ -180,16 +180,16 @@ fn over_time() -> Vec<Panel> {
         )
     };
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Used",
-            Unit::Share,
+            PanelUnit::Share,
             "Share of each limit that is used in the current window.",
             each_kind(share_used),
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Time to exhaustion",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "Time until the rest is spent at the present rate; nothing is shown while nothing is spent.",
             each_kind(until_exhausted),
         )
@@ -197,7 +197,7 @@ fn over_time() -> Vec<Panel> {
     ]
 }
 
-fn amounts() -> Vec<Panel> {
+fn amounts() -> Vec<DashboardPanel> {
     let panels = KINDS.iter().map(|kind| {
         let (title, description) = match kind.name {
             "tokens" => (
@@ -221,33 +221,33 @@ fn amounts() -> Vec<Panel> {
         let by_budget = |query: &str| sum_by("namespace, budget", query);
         let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
         let targets = vec![
-            target(by_budget(&select(kind.limit)), &series("limit")),
-            target(by_budget(&select(kind.used)), &series("used")),
-            target(by_budget(&select(kind.reserved)), &series("reserved")),
-            target(format!("{} * 3600", by_budget(&rate(kind.spent))), &series("per hour")),
+            panel_query(by_budget(&select(kind.limit)), &series("limit")),
+            panel_query(by_budget(&select(kind.used)), &series("used")),
+            panel_query(by_budget(&select(kind.reserved)), &series("reserved")),
+            panel_query(format!("{} * 3600", by_budget(&rate(kind.spent))), &series("per hour")),
         ];
-        Panel::lines(title, kind.unit, description, targets)
+        DashboardPanel::lines(title, kind.unit, description, targets)
     });
     panels.collect()
 }
 
-fn ledger() -> Vec<Panel> {
+fn ledger() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Leases",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Leases granted to gateways per minute.",
-            vec![target(
+            vec![panel_query(
                 per_minute("namespace, budget", &registry::BUDGET_LEASES),
                 "{{namespace}}/{{budget}}",
             )],
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Writes of the ledger",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Writes of the ledger to the status of each AgentBudget per minute.",
-            vec![target(
+            vec![panel_query(
                 per_minute("namespace, budget", &registry::BUDGET_WRITES),
                 "{{namespace}}/{{budget}}",
             )],

@@ -1,22 +1,22 @@
 //! The board *Fleet*: all Agents of the chosen namespaces. Uses sums of namespaces where they exist, so that it works with
 //! each level of `metrics.perObject`; its last row needs series of single Agents.
 
-use super::board::{Annotation, Board, Variable};
-use super::panel::{Column, Panel, Unit, target};
+use super::dashboard::{Annotation, Dashboard, DashboardVariable};
+use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{
     count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by,
     total,
 };
 use crate::telemetry::registry::{self, Metric};
 
-pub fn board() -> Board {
-    Board {
+pub fn board() -> Dashboard {
+    Dashboard {
         name: "fleet",
         title: "agentloop / Fleet",
         description: "What the Agents of the chosen namespaces do, spend and wait for.",
         variables: vec![
-            Variable::namespace(&registry::NAMESPACE_AGENTS),
-            Variable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
+            DashboardVariable::namespace(&registry::NAMESPACE_AGENTS),
+            DashboardVariable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
         ],
         annotations: vec![Annotation {
             name: "Limit reached",
@@ -43,7 +43,7 @@ pub fn board() -> Board {
     }
 }
 
-fn now() -> Vec<Panel> {
+fn now() -> Vec<DashboardPanel> {
     let in_state = |states: &str| {
         total(&select_with(
             &registry::NAMESPACE_AGENTS,
@@ -51,57 +51,57 @@ fn now() -> Vec<Panel> {
         ))
     };
     vec![
-        Panel::stat(
+        DashboardPanel::stat(
             "Agents",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of Agents.",
             total(&select(&registry::NAMESPACE_AGENTS)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Running or sleeping",
-            Unit::Count,
+            PanelUnit::Count,
             "Agents whose loop runs a turn or sleeps until the next one.",
             in_state("Running|Sleeping"),
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Paused",
             "Agents whose loop is stopped for a reason that the model did not choose.",
             in_state("Paused"),
             1.0,
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Pending approvals",
             "Requests that wait for a person. `kubectl agentloop approvals` lists them.",
             total(&select(&registry::NAMESPACE_APPROVALS)),
             1.0,
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Tokens",
-            Unit::Count,
+            PanelUnit::Count,
             "Tokens billed in the time shown.",
             total(&increase(&registry::NAMESPACE_TOKENS)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Cost",
-            Unit::UsDollars,
+            PanelUnit::UsDollars,
             "Cost in the time shown, at the prices known when each call was made.",
             total(&increase(&registry::NAMESPACE_COST)),
         ),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Loop states",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of loops in each state; None before the first report.",
-            vec![target(
+            vec![panel_query(
                 sum_by("state", &select(&registry::NAMESPACE_AGENTS)),
                 "{{state}}",
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Pause reasons",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of loops that are paused for each reason. A loop can have several.",
-            vec![target(
+            vec![panel_query(
                 format!(
                     "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
                     sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
@@ -110,11 +110,11 @@ fn now() -> Vec<Panel> {
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Ended loops",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of loops that have ended, by outcome. One that was scaled to zero starts again with its next task.",
-            vec![target(
+            vec![panel_query(
                 format!(
                     "{} or label_replace(vector(0), \"outcome\", \"none\", \"\", \"\")",
                     sum_by("outcome", &select(&registry::AGENT_LOOP_OUTCOME))
@@ -123,11 +123,11 @@ fn now() -> Vec<Panel> {
             )],
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Pending approvals by namespace",
-            Unit::Count,
+            PanelUnit::Count,
             "Requests that wait for a person.",
-            vec![target(
+            vec![panel_query(
                 sum_by("namespace", &select(&registry::NAMESPACE_APPROVALS)),
                 "{{namespace}}",
             )],
@@ -136,58 +136,61 @@ fn now() -> Vec<Panel> {
     ]
 }
 
-fn work() -> Vec<Panel> {
+fn work() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Turns",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Completed turns per minute.",
-            vec![target(
+            vec![panel_query(
                 per_minute("namespace", &registry::NAMESPACE_TURNS),
                 "{{namespace}}",
             )],
         ),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tokens by type",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Billed tokens per minute. The types are disjoint.",
-            vec![target(per_minute("type", &registry::NAMESPACE_TOKENS), "{{type}}")],
+            vec![panel_query(per_minute("type", &registry::NAMESPACE_TOKENS), "{{type}}")],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Cost per hour",
-            Unit::UsDollars,
+            PanelUnit::UsDollars,
             "Cost per hour at the present rate.",
-            vec![target(
+            vec![panel_query(
                 format!("{} * 3600", sum_by("namespace", &rate(&registry::NAMESPACE_COST))),
                 "{{namespace}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Model calls",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Model calls per minute, each attempt counts; and calls that a limit refused.",
             vec![
-                target(format!("sum({}) * 60", rate(&registry::NAMESPACE_CALLS)), "sent"),
-                target(format!("sum({}) * 60", rate(&registry::NAMESPACE_REFUSED)), "refused"),
+                panel_query(format!("sum({}) * 60", rate(&registry::NAMESPACE_CALLS)), "sent"),
+                panel_query(format!("sum({}) * 60", rate(&registry::NAMESPACE_REFUSED)), "refused"),
             ],
         ),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tasks",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Tasks and requests that ended per minute, by outcome.",
-            vec![target(per_minute("outcome", &registry::NAMESPACE_TASKS), "{{outcome}}")],
+            vec![panel_query(
+                per_minute("outcome", &registry::NAMESPACE_TASKS),
+                "{{outcome}}",
+            )],
         ),
     ]
 }
 
 /// The median, and how long the slowest twentieth and hundredth took at least.
-fn quantiles(title: &'static str, description: &'static str, metric: &Metric) -> Panel {
+fn quantiles(title: &'static str, description: &'static str, metric: &Metric) -> DashboardPanel {
     let targets = [("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99")];
-    let targets = targets.map(|(of, legend)| target(quantile(of, metric), legend));
-    Panel::lines(title, Unit::Seconds, description, targets.into())
+    let targets = targets.map(|(of, legend)| panel_query(quantile(of, metric), legend));
+    DashboardPanel::lines(title, PanelUnit::Seconds, description, targets.into())
 }
 
-fn durations() -> Vec<Panel> {
+fn durations() -> Vec<DashboardPanel> {
     vec![
         quantiles(
             "Duration of model calls",
@@ -196,11 +199,11 @@ fn durations() -> Vec<Panel> {
             &registry::NAMESPACE_CALL_SECONDS,
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Duration of model calls by model (p95)",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "95th percentile of answered calls of each model.",
-            vec![target(
+            vec![panel_query(
                 quantile_by("model", "0.95", &registry::NAMESPACE_CALL_SECONDS),
                 "{{model}}",
             )],
@@ -218,21 +221,21 @@ fn durations() -> Vec<Panel> {
             &registry::NAMESPACE_TOOL_SECONDS,
         )
         .wide(12),
-        Panel::lines(
+        DashboardPanel::lines(
             "Wait for approvals (median)",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "Median of the time for which gates were open, by how they closed.",
-            vec![target(
+            vec![panel_query(
                 quantile_by("decision", "0.5", &registry::NAMESPACE_APPROVAL_SECONDS),
                 "{{decision}}",
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Closed gates",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Gates that closed per minute, by how they closed.",
-            vec![target(
+            vec![panel_query(
                 count_per_minute("decision", &registry::NAMESPACE_APPROVAL_SECONDS),
                 "{{decision}}",
             )],
@@ -241,23 +244,23 @@ fn durations() -> Vec<Panel> {
     ]
 }
 
-fn limits() -> Vec<Panel> {
+fn limits() -> Vec<DashboardPanel> {
     vec![
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Limits reached and loops detected",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Steps of guardrails and of loop detection per minute, by what was done.",
-            vec![target(
+            vec![panel_query(
                 per_minute("guardrail, action", &registry::NAMESPACE_TRIPS),
                 "{{guardrail}}: {{action}}",
             )],
         )
         .wide(12),
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Tool calls",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Tool calls per minute by outcome. Denied and unavailable ones were not run.",
-            vec![target(
+            vec![panel_query(
                 per_minute("outcome", &registry::NAMESPACE_OUTCOMES),
                 "{{outcome}}",
             )],
@@ -266,43 +269,43 @@ fn limits() -> Vec<Panel> {
     ]
 }
 
-fn agents() -> Vec<Panel> {
+fn agents() -> Vec<DashboardPanel> {
     let by_agent = |query: &str| sum_by("namespace, agent", query);
     // Of metrics that are absent at 0.
     let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_CREATED);
-    vec![Panel::table(
+    vec![DashboardPanel::table(
         "Agents",
         "What each Agent has done in the time shown, with its requests that wait for a person.",
         vec![
-            Column {
+            TableColumn {
                 title: "Turns",
                 query: by_agent(&increase(&registry::AGENT_TURNS)),
-                unit: Unit::Count,
+                unit: PanelUnit::Count,
             },
-            Column {
+            TableColumn {
                 title: "Tokens",
                 query: by_agent(&increase(&registry::AGENT_TOKENS)),
-                unit: Unit::Count,
+                unit: PanelUnit::Count,
             },
-            Column {
+            TableColumn {
                 title: "Cost",
                 query: by_agent(&increase(&registry::AGENT_COST)),
-                unit: Unit::UsDollars,
+                unit: PanelUnit::UsDollars,
             },
-            Column {
+            TableColumn {
                 title: "Tool calls",
                 query: by_agent(&increase(&registry::AGENT_TOOL_CALLS)),
-                unit: Unit::Count,
+                unit: PanelUnit::Count,
             },
-            Column {
+            TableColumn {
                 title: "Pending approvals",
                 query: by_each(&registry::AGENT_PENDING_APPROVALS),
-                unit: Unit::Count,
+                unit: PanelUnit::Count,
             },
-            Column {
+            TableColumn {
                 title: "Suspended",
                 query: by_each(&registry::AGENT_SUSPENDED),
-                unit: Unit::Count,
+                unit: PanelUnit::Count,
             },
         ],
     )]

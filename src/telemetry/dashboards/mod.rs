@@ -6,8 +6,8 @@
 use serde_json::Value;
 
 mod agent;
-mod board;
 mod budgets;
+mod dashboard;
 mod fleet;
 mod operator;
 mod panel;

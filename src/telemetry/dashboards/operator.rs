@@ -1,24 +1,24 @@
 //! The board *Operator*: the controller itself.
 
-use super::board::{Annotation, Board, Variable};
-use super::panel::{Column, Panel, Unit, target};
+use super::dashboard::{Annotation, Dashboard, DashboardVariable};
+use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{per_minute, quantile_by, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
-pub fn board() -> Board {
+pub fn board() -> Dashboard {
     let leader = select(&registry::LEADER);
-    Board {
+    Dashboard {
         name: "operator",
         title: "agentloop / Operator",
         description: "The controller: reconciles, its queue, the Kubernetes API, the link to the pods, and its resources.",
         variables: vec![
-            Variable {
+            DashboardVariable {
                 name: "job",
                 label: "Job",
                 metric: &registry::BUILD_INFO,
                 within: None,
             },
-            Variable {
+            DashboardVariable {
                 name: "instance",
                 label: "Instance",
                 metric: &registry::BUILD_INFO,
@@ -41,132 +41,132 @@ pub fn board() -> Board {
     }
 }
 
-fn now() -> Vec<Panel> {
+fn now() -> Vec<DashboardPanel> {
     vec![
-        Panel::stat(
+        DashboardPanel::stat(
             "Replicas",
-            Unit::Count,
+            PanelUnit::Count,
             "Replicas of the controller that are scraped.",
             total(&select(&registry::BUILD_INFO)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Leaders",
-            Unit::Count,
+            PanelUnit::Count,
             "Replicas that hold the Lease; 1 except during a change.",
             total(&select(&registry::LEADER)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Queue",
-            Unit::Count,
+            PanelUnit::Count,
             "Objects that wait for a reconcile.",
             total(&select(&registry::QUEUE_DEPTH)),
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Longest reconcile",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "Duration of the longest reconcile in progress.",
             format!("max({})", select(&registry::QUEUE_LONGEST)),
         ),
-        Panel::table(
+        DashboardPanel::table(
             "Builds",
             "What runs, since when.",
-            vec![Column {
+            vec![TableColumn {
                 title: "Started",
                 query: format!(
                     "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
                     select(&registry::PROCESS_START),
                     select(&registry::BUILD_INFO)
                 ),
-                unit: Unit::Moment,
+                unit: PanelUnit::Timestamp,
             }],
         )
         .wide(8),
     ]
 }
 
-fn reconciles() -> Vec<Panel> {
+fn reconciles() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Reconciles",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Reconciles per minute by controller and result.",
-            vec![target(
+            vec![panel_query(
                 per_minute("controller, result", &registry::RECONCILES),
                 "{{controller}}: {{result}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Errors and retries",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Failed reconciles, those of them that took too long, and objects that were queued again after one, per minute.",
             vec![
-                target(
+                panel_query(
                     per_minute("controller", &registry::RECONCILE_ERRORS),
                     "{{controller}}: errors",
                 ),
-                target(
+                panel_query(
                     per_minute("controller", &registry::RECONCILE_TIMEOUTS),
                     "{{controller}}: of these timeouts",
                 ),
-                target(
+                panel_query(
                     per_minute("controller", &registry::QUEUE_RETRIES),
                     "{{controller}}: retries",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Duration of reconciles",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "99th percentile of the duration of reconciles, and of the work on objects from the queue.",
             vec![
-                target(
+                panel_query(
                     quantile_by("controller", "0.99", &registry::RECONCILE_SECONDS),
                     "{{controller}}",
                 ),
-                target(
+                panel_query(
                     quantile_by("controller", "0.99", &registry::QUEUE_WORK),
                     "{{controller}}: from the queue",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Time in the queue",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "99th percentile of the time that objects wait for their reconcile.",
-            vec![target(
+            vec![panel_query(
                 quantile_by("controller", "0.99", &registry::QUEUE_WAIT),
                 "{{controller}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Queue",
-            Unit::Count,
+            PanelUnit::Count,
             "Objects that wait, and objects added per second.",
             vec![
-                target(
+                panel_query(
                     sum_by("controller", &select(&registry::QUEUE_DEPTH)),
                     "{{controller}}: waiting",
                 ),
-                target(
+                panel_query(
                     sum_by("controller", &rate(&registry::QUEUE_ADDS)),
                     "{{controller}}: added per second",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Workers",
-            Unit::Count,
+            PanelUnit::Count,
             "Reconciles in progress, their maximum, and the seconds that those in progress have taken so far.",
             vec![
-                target(
+                panel_query(
                     sum_by("controller", &select(&registry::RECONCILE_WORKERS)),
                     "{{controller}}: active",
                 ),
-                target(
+                panel_query(
                     format!("max by (controller) ({})", select(&registry::RECONCILE_MAX)),
                     "{{controller}}: maximum",
                 ),
-                target(
+                panel_query(
                     sum_by("controller", &select(&registry::QUEUE_UNFINISHED)),
                     "{{controller}}: seconds in progress",
                 ),
@@ -175,146 +175,152 @@ fn reconciles() -> Vec<Panel> {
     ]
 }
 
-fn requests() -> Vec<Panel> {
+fn requests() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Requests to the Kubernetes API",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Requests per minute by method and status code.",
-            vec![target(
+            vec![panel_query(
                 per_minute("method, code", &registry::REQUESTS),
                 "{{method}} {{code}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Duration of requests",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "99th percentile of the time until the head of the response, by verb.",
-            vec![target(
+            vec![panel_query(
                 quantile_by("verb", "0.99", &registry::REQUEST_SECONDS),
                 "{{verb}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Link",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Pods that attached, reports that were accepted, and requests that were refused, per minute.",
             vec![
-                target(format!("sum({}) * 60", rate(&registry::LINK_ATTACHES)), "attaches"),
-                target(format!("sum({}) * 60", rate(&registry::LINK_REPORTS)), "reports"),
-                target(per_minute("code", &registry::LINK_REFUSALS), "refused: {{code}}"),
+                panel_query(format!("sum({}) * 60", rate(&registry::LINK_ATTACHES)), "attaches"),
+                panel_query(format!("sum({}) * 60", rate(&registry::LINK_REPORTS)), "reports"),
+                panel_query(per_minute("code", &registry::LINK_REFUSALS), "refused: {{code}}"),
             ],
         ),
     ]
 }
 
-fn stores() -> Vec<Panel> {
+fn stores() -> Vec<DashboardPanel> {
     let per_hour = |metric| format!("sum({}) * 3600", rate(metric));
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "Forfeited tokens and calls",
-            Unit::Count,
+            PanelUnit::Count,
             "Amounts that lost gateways held and that are charged to their budgets, per hour.",
             vec![
-                target(per_hour(&registry::FORFEITED_TOKENS), "tokens"),
-                target(per_hour(&registry::FORFEITED_INPUT), "input tokens"),
-                target(per_hour(&registry::FORFEITED_OUTPUT), "output tokens"),
-                target(per_hour(&registry::FORFEITED_CALLS), "calls"),
-                target(
+                panel_query(per_hour(&registry::FORFEITED_TOKENS), "tokens"),
+                panel_query(per_hour(&registry::FORFEITED_INPUT), "input tokens"),
+                panel_query(per_hour(&registry::FORFEITED_OUTPUT), "output tokens"),
+                panel_query(per_hour(&registry::FORFEITED_CALLS), "calls"),
+                panel_query(
                     per_hour(&registry::LOST_LEASES),
                     "leases of gateways with older storage",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Forfeited cost",
-            Unit::UsDollars,
+            PanelUnit::UsDollars,
             "Dollars that lost gateways held and that are charged to their budgets, per hour.",
-            vec![target(per_hour(&registry::FORFEITED_USD), "cost")],
+            vec![panel_query(per_hour(&registry::FORFEITED_USD), "cost")],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Webhooks of approvals",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Requests to the webhook that announces approvals, per minute by event and result.",
-            vec![target(
+            vec![panel_query(
                 per_minute("event, result", &registry::GATE_WEBHOOKS),
                 "{{event}}: {{result}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Batches of histories",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Batches of histories for the database per minute, by result.",
-            vec![target(per_minute("result", &registry::HISTORY_BATCHES), "{{result}}")],
+            vec![panel_query(
+                per_minute("result", &registry::HISTORY_BATCHES),
+                "{{result}}",
+            )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Rows of histories",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Rows written to the database and deleted from it per minute.",
             vec![
-                target(per_minute("record", &registry::HISTORY_ROWS), "written: {{record}}"),
-                target(
+                panel_query(per_minute("record", &registry::HISTORY_ROWS), "written: {{record}}"),
+                panel_query(
                     per_minute("record", &registry::HISTORY_DELETED_ROWS),
                     "deleted: {{record}}",
                 ),
             ],
         ),
-        Panel::stat(
+        DashboardPanel::stat(
             "Database last answered",
-            Unit::Moment,
+            PanelUnit::Timestamp,
             "When the database of histories last answered; no data: not since the start, or no database is configured.",
             format!("max({} > 0) * 1000", select(&registry::HISTORY_LAST_SUCCESS)),
         )
         .wide(8),
-        Panel::lines(
+        DashboardPanel::lines(
             "Telemetry not exported",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Spans, log lines and data points of the controller that were not exported over OTLP, per minute.",
-            vec![target(per_minute("signal", &registry::TELEMETRY_DROPPED), "{{signal}}")],
+            vec![panel_query(
+                per_minute("signal", &registry::TELEMETRY_DROPPED),
+                "{{signal}}",
+            )],
         ),
     ]
 }
 
-fn process() -> Vec<Panel> {
+fn process() -> Vec<DashboardPanel> {
     vec![
-        Panel::lines(
+        DashboardPanel::lines(
             "CPU",
-            Unit::Cores,
+            PanelUnit::Cores,
             "Cores in use.",
-            vec![target(
+            vec![panel_query(
                 sum_by("instance", &rate(&registry::PROCESS_CPU)),
                 "{{instance}}",
             )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Memory",
-            Unit::Bytes,
+            PanelUnit::Bytes,
             "Resident and virtual memory.",
             vec![
-                target(
+                panel_query(
                     sum_by("instance", &select(&registry::PROCESS_RESIDENT)),
                     "{{instance}}: resident",
                 ),
-                target(
+                panel_query(
                     sum_by("instance", &select_with(&registry::PROCESS_VIRTUAL, "")),
                     "{{instance}}: virtual",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "File descriptors and threads",
-            Unit::Count,
+            PanelUnit::Count,
             "Open file descriptors, their maximum, and threads.",
             vec![
-                target(
+                panel_query(
                     sum_by("instance", &select(&registry::PROCESS_OPEN_FDS)),
                     "{{instance}}: open",
                 ),
-                target(
+                panel_query(
                     sum_by("instance", &select(&registry::PROCESS_MAX_FDS)),
                     "{{instance}}: maximum",
                 ),
-                target(
+                panel_query(
                     sum_by("instance", &select(&registry::PROCESS_THREADS)),
                     "{{instance}}: threads",
                 ),

@@ -14,7 +14,7 @@ pub const STATE_COLORS: [(&str, &str); 6] = [
 
 /// Unit of the values of a panel, as an id of Grafana.
 #[derive(Clone, Copy, Debug)]
-pub enum Unit {
+pub enum PanelUnit {
     Count,
     PerMinute,
     Seconds,
@@ -23,11 +23,11 @@ pub enum Unit {
     /// From 0 to 1.
     Share,
     /// Milliseconds since the Unix epoch, shown as the time since then or until then.
-    Moment,
+    Timestamp,
     Cores,
 }
 
-impl Unit {
+impl PanelUnit {
     pub const fn id(self) -> &'static str {
         match self {
             Self::Count | Self::Cores => "short",
@@ -36,21 +36,21 @@ impl Unit {
             Self::Bytes => "bytes",
             Self::UsDollars => "currencyUSD",
             Self::Share => "percentunit",
-            Self::Moment => "dateTimeFromNow",
+            Self::Timestamp => "dateTimeFromNow",
         }
     }
 }
 
 /// One query and how its series are called.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct PanelQuery {
     query: String,
     legend: String,
 }
 
 /// Series of a query, named by a legend such as `{{namespace}}/{{agent}}`.
-pub fn target(query: impl Into<String>, legend: &str) -> Target {
-    Target {
+pub fn panel_query(query: impl Into<String>, legend: &str) -> PanelQuery {
+    PanelQuery {
         query: query.into(),
         legend: legend.into(),
     }
@@ -58,14 +58,14 @@ pub fn target(query: impl Into<String>, legend: &str) -> Target {
 
 /// A column of a table whose rows are the label sets that its queries share.
 #[derive(Clone, Debug)]
-pub struct Column {
+pub struct TableColumn {
     pub title: &'static str,
     pub query: String,
-    pub unit: Unit,
+    pub unit: PanelUnit,
 }
 
 #[derive(Clone, Debug)]
-enum Form {
+enum PanelKind {
     Stat {
         /// Value from which on the panel is orange.
         warn_from: Option<f64>,
@@ -77,30 +77,36 @@ enum Form {
     /// Numbers with a text and a color each.
     StateTimeline,
     Table {
-        columns: Vec<Column>,
+        columns: Vec<TableColumn>,
     },
 }
 
 /// A panel without its place on the board.
 #[derive(Clone, Debug)]
-pub struct Panel {
+pub struct DashboardPanel {
     title: &'static str,
     description: &'static str,
-    unit: Unit,
-    form: Form,
-    targets: Vec<Target>,
+    unit: PanelUnit,
+    form: PanelKind,
+    targets: Vec<PanelQuery>,
     /// Columns of the board's 24.
     pub width: u32,
     /// Height in grid units of 30 pixels.
     pub height: u32,
 }
 
-impl Panel {
-    fn new(form: Form, title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
+impl DashboardPanel {
+    fn new(
+        form: PanelKind,
+        title: &'static str,
+        unit: PanelUnit,
+        description: &'static str,
+        targets: Vec<PanelQuery>,
+    ) -> Self {
         let (width, height) = match form {
-            Form::Stat { .. } => (4, 4),
-            Form::Table { .. } | Form::StateTimeline => (24, 8),
-            Form::TimeSeries { .. } | Form::BarGauge => (8, 8),
+            PanelKind::Stat { .. } => (4, 4),
+            PanelKind::Table { .. } | PanelKind::StateTimeline => (24, 8),
+            PanelKind::TimeSeries { .. } | PanelKind::BarGauge => (8, 8),
         };
         Self {
             title,
@@ -114,44 +120,68 @@ impl Panel {
     }
 
     /// One number: the last value of one query.
-    pub fn stat(title: &'static str, unit: Unit, description: &'static str, query: String) -> Self {
-        let form = Form::Stat { warn_from: None };
-        Self::new(form, title, unit, description, vec![target(query, title)])
+    pub fn stat(title: &'static str, unit: PanelUnit, description: &'static str, query: String) -> Self {
+        let form = PanelKind::Stat { warn_from: None };
+        Self::new(form, title, unit, description, vec![panel_query(query, title)])
     }
 
     /// A number that turns orange from this value on.
     pub fn warning(title: &'static str, description: &'static str, query: String, warn_from: f64) -> Self {
-        let form = Form::Stat {
+        let form = PanelKind::Stat {
             warn_from: Some(warn_from),
         };
-        Self::new(form, title, Unit::Count, description, vec![target(query, title)])
+        Self::new(
+            form,
+            title,
+            PanelUnit::Count,
+            description,
+            vec![panel_query(query, title)],
+        )
     }
 
     /// Lines over time.
-    pub fn lines(title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
-        Self::new(Form::TimeSeries { stacked: false }, title, unit, description, targets)
+    pub fn lines(title: &'static str, unit: PanelUnit, description: &'static str, targets: Vec<PanelQuery>) -> Self {
+        Self::new(
+            PanelKind::TimeSeries { stacked: false },
+            title,
+            unit,
+            description,
+            targets,
+        )
     }
 
     /// Areas over time, one above the other.
-    pub fn stacked(title: &'static str, unit: Unit, description: &'static str, targets: Vec<Target>) -> Self {
-        Self::new(Form::TimeSeries { stacked: true }, title, unit, description, targets)
+    pub fn stacked(title: &'static str, unit: PanelUnit, description: &'static str, targets: Vec<PanelQuery>) -> Self {
+        Self::new(
+            PanelKind::TimeSeries { stacked: true },
+            title,
+            unit,
+            description,
+            targets,
+        )
     }
 
     /// Bars from 0 to 1.
-    pub fn bars(title: &'static str, description: &'static str, targets: Vec<Target>) -> Self {
-        Self::new(Form::BarGauge, title, Unit::Share, description, targets)
+    pub fn bars(title: &'static str, description: &'static str, targets: Vec<PanelQuery>) -> Self {
+        Self::new(PanelKind::BarGauge, title, PanelUnit::Share, description, targets)
     }
 
     /// The state of loops over time. The query has the value 1 for the first of [`STATE_COLORS`], and so on.
     pub fn states(title: &'static str, description: &'static str, query: String, legend: &str) -> Self {
-        let targets = vec![target(query, legend)];
-        Self::new(Form::StateTimeline, title, Unit::Count, description, targets)
+        let targets = vec![panel_query(query, legend)];
+        Self::new(PanelKind::StateTimeline, title, PanelUnit::Count, description, targets)
     }
 
     /// A table with a row for each label set of its queries.
-    pub fn table(title: &'static str, description: &'static str, columns: Vec<Column>) -> Self {
-        let targets = columns.iter().map(|column| target(&*column.query, "")).collect();
-        Self::new(Form::Table { columns }, title, Unit::Count, description, targets)
+    pub fn table(title: &'static str, description: &'static str, columns: Vec<TableColumn>) -> Self {
+        let targets = columns.iter().map(|column| panel_query(&*column.query, "")).collect();
+        Self::new(
+            PanelKind::Table { columns },
+            title,
+            PanelUnit::Count,
+            description,
+            targets,
+        )
     }
 
     pub const fn wide(mut self, width: u32) -> Self {
@@ -172,7 +202,7 @@ impl Panel {
             "options": self.options(),
             "targets": self.targets_json(),
         });
-        if let Form::Table { columns } = &self.form {
+        if let PanelKind::Table { columns } = &self.form {
             panel["transformations"] = transformations(columns);
         }
         panel
@@ -180,17 +210,17 @@ impl Panel {
 
     const fn kind(&self) -> &'static str {
         match self.form {
-            Form::Stat { .. } => "stat",
-            Form::TimeSeries { .. } => "timeseries",
-            Form::BarGauge => "bargauge",
-            Form::StateTimeline => "state-timeline",
-            Form::Table { .. } => "table",
+            PanelKind::Stat { .. } => "stat",
+            PanelKind::TimeSeries { .. } => "timeseries",
+            PanelKind::BarGauge => "bargauge",
+            PanelKind::StateTimeline => "state-timeline",
+            PanelKind::Table { .. } => "table",
         }
     }
 
     fn defaults(&self) -> Value {
         let mut defaults = json!({"unit": self.unit.id()});
-        if !matches!(self.unit, Unit::Moment) {
+        if !matches!(self.unit, PanelUnit::Timestamp) {
             defaults["min"] = json!(0);
         }
         let steps = |steps: &[(&str, Option<f64>)]| {
@@ -200,25 +230,25 @@ impl Panel {
             json!({"mode": "absolute", "steps": steps.collect::<Vec<_>>()})
         };
         match &self.form {
-            Form::Stat { warn_from: Some(from) } => {
+            PanelKind::Stat { warn_from: Some(from) } => {
                 defaults["thresholds"] = steps(&[("green", None), ("orange", Some(*from))]);
                 defaults["color"] = json!({"mode": "thresholds"});
             }
             // Without a color of its own, Grafana shows each number from 80 on in red.
-            Form::Stat { warn_from: None } => defaults["color"] = json!({"mode": "fixed", "fixedColor": "text"}),
-            Form::TimeSeries { stacked } => {
+            PanelKind::Stat { warn_from: None } => defaults["color"] = json!({"mode": "fixed", "fixedColor": "text"}),
+            PanelKind::TimeSeries { stacked } => {
                 let stacking = if *stacked { "normal" } else { "none" };
                 defaults["custom"] = json!({
                     "drawStyle": "line", "lineWidth": 1, "fillOpacity": if *stacked { 40 } else { 10 },
                     "showPoints": "never", "spanNulls": false, "stacking": {"mode": stacking, "group": "A"},
                 });
             }
-            Form::BarGauge => {
+            PanelKind::BarGauge => {
                 defaults["max"] = json!(1);
                 defaults["thresholds"] = steps(&[("green", None), ("orange", Some(0.8)), ("red", Some(1.0))]);
                 defaults["color"] = json!({"mode": "thresholds"});
             }
-            Form::StateTimeline => {
+            PanelKind::StateTimeline => {
                 let options = STATE_COLORS.iter().enumerate().map(|(index, (text, color))| {
                     let option = json!({"text": text, "color": color, "index": index});
                     ((index + 1).to_string(), option)
@@ -227,7 +257,7 @@ impl Panel {
                 defaults["mappings"] = json!([{"type": "value", "options": options}]);
                 defaults["custom"] = json!({"fillOpacity": 80, "lineWidth": 0});
             }
-            Form::Table { .. } => {}
+            PanelKind::Table { .. } => {}
         }
         defaults
     }
@@ -240,15 +270,21 @@ impl Panel {
             })
         };
         let overrides: Vec<Value> = match &self.form {
-            Form::Table { columns } => columns
+            PanelKind::Table { columns } => columns
                 .iter()
                 .map(|column| by_name(column.title, "unit", json!(column.unit.id())))
                 .collect(),
-            Form::TimeSeries { .. } if self.targets.iter().any(|target| target.legend == "{{state}}") => STATE_COLORS
-                .iter()
-                .map(|(state, color)| by_name(state, "color", json!({"mode": "fixed", "fixedColor": color})))
-                .collect(),
-            Form::Stat { .. } | Form::TimeSeries { .. } | Form::BarGauge | Form::StateTimeline => Vec::new(),
+            PanelKind::TimeSeries { .. }
+                if self.targets.iter().any(|panel_query| panel_query.legend == "{{state}}") =>
+            {
+                STATE_COLORS
+                    .iter()
+                    .map(|(state, color)| by_name(state, "color", json!({"mode": "fixed", "fixedColor": color})))
+                    .collect()
+            }
+            PanelKind::Stat { .. } | PanelKind::TimeSeries { .. } | PanelKind::BarGauge | PanelKind::StateTimeline => {
+                Vec::new()
+            }
         };
         json!(overrides)
     }
@@ -256,32 +292,32 @@ impl Panel {
     fn options(&self) -> Value {
         let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
         match self.form {
-            Form::Stat { .. } => json!({
+            PanelKind::Stat { .. } => json!({
                 "reduceOptions": reduce, "colorMode": "value", "graphMode": "area", "textMode": "auto",
                 "orientation": "auto", "justifyMode": "auto",
             }),
-            Form::TimeSeries { .. } => json!({
+            PanelKind::TimeSeries { .. } => json!({
                 "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []},
                 "tooltip": {"mode": "multi", "sort": "desc"},
             }),
-            Form::BarGauge => json!({
+            PanelKind::BarGauge => json!({
                 "reduceOptions": reduce, "displayMode": "gradient", "orientation": "horizontal", "showUnfilled": true,
                 "valueMode": "color",
             }),
-            Form::StateTimeline => json!({
+            PanelKind::StateTimeline => json!({
                 "mergeValues": true, "showValue": "auto", "alignValue": "left", "rowHeight": 0.9,
                 "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true},
                 "tooltip": {"mode": "single", "sort": "none"},
             }),
-            Form::Table { .. } => json!({"showHeader": true, "sortBy": []}),
+            PanelKind::Table { .. } => json!({"showHeader": true, "sortBy": []}),
         }
     }
 
     fn targets_json(&self) -> Value {
-        let is_table = matches!(self.form, Form::Table { .. });
-        let targets = self.targets.iter().zip('A'..).map(|(target, id)| {
+        let is_table = matches!(self.form, PanelKind::Table { .. });
+        let targets = self.targets.iter().zip('A'..).map(|(panel_query, id)| {
             let mut json = json!({
-                "datasource": datasource(), "expr": target.query, "legendFormat": target.legend, "refId": id.to_string(),
+                "datasource": datasource(), "expr": panel_query.query, "legendFormat": panel_query.legend, "refId": id.to_string(),
             });
             if is_table {
                 json["instant"] = json!(true);
@@ -295,7 +331,7 @@ impl Panel {
 }
 
 /// Joins the results of the queries of a table on their labels, and names the columns.
-fn transformations(columns: &[Column]) -> Value {
+fn transformations(columns: &[TableColumn]) -> Value {
     let names = columns.iter().zip('A'..).map(|(column, id)| {
         // A merge names the values of several queries after them.
         let name = if columns.len() == 1 {

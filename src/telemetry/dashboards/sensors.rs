@@ -1,36 +1,36 @@
 //! The board *Sensors*: events from their source to the loops.
 
-use super::board::{Board, Variable};
-use super::panel::{Column, Panel, Unit, target};
+use super::dashboard::{Dashboard, DashboardVariable};
+use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{increase, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 /// Labels of a Sensor.
 const SENSOR: &str = "namespace, sensor";
 
-pub fn board() -> Board {
-    Board {
+pub fn board() -> Dashboard {
+    Dashboard {
         name: "sensors",
         title: "agentloop / Sensors",
         description: "Events of Sensors: received, filtered, delivered, and waiting.",
         variables: vec![
-            Variable::namespace(&registry::SENSOR_INFO),
-            Variable::in_namespace("sensor", "Sensor", &registry::SENSOR_INFO),
+            DashboardVariable::namespace(&registry::SENSOR_INFO),
+            DashboardVariable::in_namespace("sensor", "Sensor", &registry::SENSOR_INFO),
         ],
         annotations: Vec::new(),
         rows: vec![("Now", now()), ("Events", events())],
     }
 }
 
-fn now() -> Vec<Panel> {
+fn now() -> Vec<DashboardPanel> {
     vec![
-        Panel::stat(
+        DashboardPanel::stat(
             "Sensors",
-            Unit::Count,
+            PanelUnit::Count,
             "Number of Sensors.",
             total(&select(&registry::SENSOR_INFO)),
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Not ready",
             "Sensors whose condition Ready is false.",
             total(&select_with(
@@ -39,62 +39,65 @@ fn now() -> Vec<Panel> {
             )),
             1.0,
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Suspended",
             "Sensors whose spec.suspend is true.",
             total(&select(&registry::SENSOR_SUSPENDED)),
             1.0,
         ),
-        Panel::warning(
+        DashboardPanel::warning(
             "Waiting for receivers",
             "Events in outboxes that some receiver has not acknowledged.",
             total(&select(&registry::SENSOR_PENDING)),
             1.0,
         ),
-        Panel::table(
+        DashboardPanel::table(
             "Events by Sensor",
             "What each Sensor has received in the time shown, and when the last event was accepted.",
             vec![
-                Column {
+                TableColumn {
                     title: "Events",
                     query: sum_by(SENSOR, &increase(&registry::SENSOR_EVENTS)),
-                    unit: Unit::Count,
+                    unit: PanelUnit::Count,
                 },
-                Column {
+                TableColumn {
                     title: "Last event",
                     query: format!("max by ({SENSOR}) ({}) * 1000", select(&registry::SENSOR_LAST_EVENT)),
-                    unit: Unit::Moment,
+                    unit: PanelUnit::Timestamp,
                 },
             ],
         ),
     ]
 }
 
-fn events() -> Vec<Panel> {
+fn events() -> Vec<DashboardPanel> {
     vec![
-        Panel::stacked(
+        DashboardPanel::stacked(
             "Events",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Received events per minute by outcome.",
-            vec![target(per_minute("outcome", &registry::SENSOR_EVENTS), "{{outcome}}")],
+            vec![panel_query(
+                per_minute("outcome", &registry::SENSOR_EVENTS),
+                "{{outcome}}",
+            )],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Effects",
-            Unit::PerMinute,
+            PanelUnit::PerMinute,
             "Fields of hot states written and notifications given per minute.",
             vec![
-                target(format!("sum({}) * 60", rate(&registry::SENSOR_UPDATES)), "fields"),
-                target(
+                panel_query(format!("sum({}) * 60", rate(&registry::SENSOR_UPDATES)), "fields"),
+                panel_query(
                     format!("sum({}) * 60", rate(&registry::SENSOR_NOTIFICATIONS)),
                     "notifications",
                 ),
             ],
         ),
-        Panel::lines(
+        DashboardPanel::lines(
             "Time since the last event",
-            Unit::Seconds,
+            PanelUnit::Seconds,
             "Time since each Sensor accepted its last event.",
-            vec![target(
+            vec![panel_query(
                 format!("time() - {}", select(&registry::SENSOR_LAST_EVENT)),
                 "{{namespace}}/{{sensor}}",
             )],

@@ -12,7 +12,9 @@ fn targets(board: &Value) -> Vec<&str> {
     let targets = panels
         .iter()
         .flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-    targets.map(|target| target["expr"].as_str().unwrap()).collect()
+    targets
+        .map(|panel_query| panel_query["expr"].as_str().unwrap())
+        .collect()
 }
 
 #[test]
@@ -90,8 +92,8 @@ fn a_number_is_red_or_green_by_thresholds_of_its_own_only() {
 #[test]
 fn columns_of_tables_are_labels_that_the_board_names() {
     for (file, panel) in panels_of("table") {
-        for target in panel["targets"].as_array().unwrap() {
-            let expr = target["expr"].as_str().unwrap();
+        for panel_query in panel["targets"].as_array().unwrap() {
+            let expr = panel_query["expr"].as_str().unwrap();
             let named = ["sum by (", "max by ("].iter().any(|start| expr.starts_with(start));
             assert!(named, "{file}: {}: {expr}", panel["title"]);
         }

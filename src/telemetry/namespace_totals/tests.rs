@@ -10,12 +10,12 @@ use super::super::exposition::ExpositionFormat;
 use super::*;
 
 /// The sums, and what each gateway said.
-struct World {
+struct TotalsHarness {
     totals: NamespaceTotals,
     refused: Arc<Mutex<HashMap<String, i64>>>,
 }
 
-impl World {
+impl TotalsHarness {
     fn new() -> Self {
         let refused = Arc::<Mutex<HashMap<String, i64>>>::default();
         let said = refused.clone();
@@ -75,72 +75,72 @@ fn an_agent(name: &str, uid: &str, status: &Value) -> Agent {
 
 #[test]
 fn a_deleted_agent_stays_in_the_sum_with_what_it_counted_last() {
-    let world = World::new();
-    world.seen("x", "1", 5);
-    world.seen("y", "2", 7);
-    assert_eq!(world.turns(), "12");
+    let harness = TotalsHarness::new();
+    harness.seen("x", "1", 5);
+    harness.seen("y", "2", 7);
+    assert_eq!(harness.turns(), "12");
     // Nothing reads the metrics between these.
-    world.seen("x", "1", 9);
-    assert!(!world.delete("x"));
-    assert_eq!(world.turns(), "16");
-    assert!(world.delete("y"));
-    assert_eq!(world.turns(), "16", "the namespace is empty");
-    world.seen("x", "3", 2);
-    assert_eq!(world.turns(), "18", "another Agent of that name");
+    harness.seen("x", "1", 9);
+    assert!(!harness.delete("x"));
+    assert_eq!(harness.turns(), "16");
+    assert!(harness.delete("y"));
+    assert_eq!(harness.turns(), "16", "the namespace is empty");
+    harness.seen("x", "3", 2);
+    assert_eq!(harness.turns(), "18", "another Agent of that name");
 }
 
 #[test]
 fn an_agent_that_was_recreated_or_deleted_while_the_watch_was_interrupted_is_not_lost() {
-    let world = World::new();
-    world.seen("x", "1", 5);
-    world.seen("y", "2", 7);
-    world.seen("x", "3", 1);
-    assert_eq!(world.turns(), "13");
+    let harness = TotalsHarness::new();
+    harness.seen("x", "1", 5);
+    harness.seen("y", "2", 7);
+    harness.seen("x", "3", 1);
+    assert_eq!(harness.turns(), "13");
     let x = BTreeSet::from([NamespacedName::new("a", "x")]);
-    world.totals.agents_listed(Some("b"), &BTreeSet::new());
-    world.totals.agents_listed(Some("a"), &x);
-    assert_eq!(world.turns(), "13");
+    harness.totals.agents_listed(Some("b"), &BTreeSet::new());
+    harness.totals.agents_listed(Some("a"), &x);
+    assert_eq!(harness.turns(), "13");
     assert_eq!(
-        world.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
+        harness.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
         "1"
     );
-    world.totals.agents_listed(None, &BTreeSet::new());
+    harness.totals.agents_listed(None, &BTreeSet::new());
     assert_eq!(
-        world.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
+        harness.read("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}"),
         "0"
     );
-    assert_eq!(world.turns(), "13");
+    assert_eq!(harness.turns(), "13");
 }
 
 #[test]
 fn no_sum_decreases_if_somebody_edits_a_status_or_a_gateway_loses_its_storage() {
-    let world = World::new();
-    let refused = || world.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
-    world.refuse("x", 4);
-    world.seen("x", "1", 5);
-    world.seen("x", "1", 2);
-    assert_eq!((world.turns(), refused()), ("5".into(), "4".into()));
-    world.seen("x", "1", 6);
-    world.refuse("x", 6);
+    let harness = TotalsHarness::new();
+    let refused = || harness.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
+    harness.refuse("x", 4);
+    harness.seen("x", "1", 5);
+    harness.seen("x", "1", 2);
+    assert_eq!((harness.turns(), refused()), ("5".into(), "4".into()));
+    harness.seen("x", "1", 6);
+    harness.refuse("x", 6);
     assert_eq!(
-        (world.turns(), refused()),
+        (harness.turns(), refused()),
         ("6".into(), "6".into()),
         "read from the gateways at a scrape"
     );
-    world.refuse("x", 1);
+    harness.refuse("x", 1);
     assert_eq!(refused(), "7", "a new gateway begins at 0");
-    world.refuse("x", 3);
-    world.seen("x", "1", 6);
-    world.delete("x");
-    world.refused.lock().unwrap().clear();
+    harness.refuse("x", 3);
+    harness.seen("x", "1", 6);
+    harness.delete("x");
+    harness.refused.lock().unwrap().clear();
     assert_eq!(refused(), "9");
 }
 
 #[test]
 fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
-    let world = World::new();
-    world.totals.agent_seen(&an_agent("x", "1", &json!({})));
-    let text = world.text();
+    let harness = TotalsHarness::new();
+    harness.totals.agent_seen(&an_agent("x", "1", &json!({})));
+    let text = harness.text();
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let states = LoopState::iter().count() + 1;
     // approvals, calls, cost, refused calls, turns; three outcomes of tasks; four types of tokens; five outcomes of tools.
@@ -154,8 +154,8 @@ fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
 
 #[test]
 fn each_count_of_an_agent_is_in_its_sum() {
-    let world = World::new();
-    world.totals.agent_seen(&an_agent(
+    let harness = TotalsHarness::new();
+    harness.totals.agent_seen(&an_agent(
         "x",
         "1",
         &json!({
@@ -186,23 +186,27 @@ fn each_count_of_an_agent_is_in_its_sum() {
             "8",
         ),
     ] {
-        assert_eq!(world.read(&format!("agentloop_namespace_{series}")), value, "{series}");
+        assert_eq!(
+            harness.read(&format!("agentloop_namespace_{series}")),
+            value,
+            "{series}"
+        );
     }
 }
 
 #[test]
 fn a_thousand_empty_namespaces_are_kept_and_then_the_oldest_is_dropped() {
-    let world = World::new();
+    let harness = TotalsHarness::new();
     let visit = |number: usize| {
         let mut agent = an_agent("x", &number.to_string(), &json!({}));
         agent.metadata.namespace = Some(format!("n{number}"));
-        world.totals.agent_seen(&agent);
-        assert!(world.totals.agent_deleted(&NamespacedName::of(&agent)));
+        harness.totals.agent_seen(&agent);
+        assert!(harness.totals.agent_deleted(&NamespacedName::of(&agent)));
     };
     (0..MAX_EMPTY).for_each(visit);
-    assert_eq!(world.totals.lock().namespaces.len(), MAX_EMPTY);
+    assert_eq!(harness.totals.lock().namespaces.len(), MAX_EMPTY);
     visit(MAX_EMPTY);
-    let table = world.totals.lock();
+    let table = harness.totals.lock();
     assert_eq!(table.namespaces.len(), MAX_EMPTY);
     assert!(!table.namespaces.contains_key("n0"));
 }

@@ -5,7 +5,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt};
 use super::message::MAX_MESSAGE_BYTES;
 
 /// How much of the beginning and of the end of a line is kept if it is too long.
-const KEPT: usize = 256;
+const KEPT_BYTES: usize = 256;
 
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,15 +36,15 @@ impl<R: AsyncBufRead + Unpin> LineReader<R> {
             let piece = &chunk[..end.unwrap_or(chunk.len())];
             if tail.is_none() && line.len() + piece.len() > self.max {
                 // From now on, `line` is its beginning and `tail` its end.
-                tail = Some(line[line.len().saturating_sub(KEPT)..].to_vec());
-                line.extend(piece.iter().take(KEPT));
-                line.truncate(KEPT);
+                tail = Some(line[line.len().saturating_sub(KEPT_BYTES)..].to_vec());
+                line.extend(piece.iter().take(KEPT_BYTES));
+                line.truncate(KEPT_BYTES);
                 line.shrink_to_fit();
             }
             match &mut tail {
                 Some(tail) => {
-                    tail.extend_from_slice(&piece[piece.len().saturating_sub(KEPT)..]);
-                    tail.drain(..tail.len().saturating_sub(KEPT));
+                    tail.extend_from_slice(&piece[piece.len().saturating_sub(KEPT_BYTES)..]);
+                    tail.drain(..tail.len().saturating_sub(KEPT_BYTES));
                 }
                 None => line.extend_from_slice(piece),
             }

@@ -10,7 +10,7 @@ use rmcp::model::{CallToolRequestParams, JsonObject, RequestMetaObject, Subscrip
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::world::{Server, TestClient, processes, until};
+use crate::harness::{Server, TestClient, processes, until};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/");
 

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use crate::world::{Server, TestClient};
+use crate::harness::{Server, TestClient};
 
 const SECRET: &str = "canary-outside";
 
 /// A toolbox, and a folder beside its workspace with a secret.
-async fn world() -> (Server, TestClient) {
+async fn harness() -> (Server, TestClient) {
     let server = Server::toolbox(&[]).await;
     std::fs::create_dir(server.folder.path().join("outside")).unwrap();
     std::fs::write(secret(&server), SECRET).unwrap();
@@ -55,7 +55,7 @@ async fn all_refuse(client: &TestClient, path: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn paths_that_lead_out_of_the_workspace_are_refused_by_every_tool() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     server.put("a/b", "");
     let outside = secret(&server);
     let outside = outside.to_str().unwrap();
@@ -91,7 +91,7 @@ async fn paths_that_lead_out_of_the_workspace_are_refused_by_every_tool() {
 
 #[tokio::test]
 async fn links_that_lead_out_are_not_followed_and_links_within_are() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     let workspace = server.workspace();
     server.put("in/file", "inside");
     symlink(secret(&server), workspace.join("absolute")).unwrap();
@@ -144,7 +144,7 @@ fn swap(workspace: &Path, stop: &AtomicBool) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_folder_that_is_swapped_for_a_link_all_the_time_never_leads_out() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     let workspace = server.workspace();
     server.put("swapped/secret", "inside");
     symlink("../outside", workspace.join("link")).unwrap();
@@ -200,7 +200,7 @@ async fn a_folder_that_is_swapped_for_a_link_all_the_time_never_leads_out() {
 
 #[tokio::test]
 async fn a_hard_link_is_a_file_of_the_workspace_and_writing_it_leaves_the_other_name_unchanged() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     std::fs::hard_link(secret(&server), server.workspace().join("hard")).unwrap();
     // The creator of the link could read the file: the tools cannot distinguish the names.
     assert_eq!(client.call("read_file", json!({"path": "hard"})).await.ok(), SECRET);
@@ -221,7 +221,7 @@ async fn a_hard_link_is_a_file_of_the_workspace_and_writing_it_leaves_the_other_
 
 #[tokio::test]
 async fn pipes_sockets_and_devices_are_refused_without_blocking() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     let workspace = server.workspace();
     rustix::fs::mkfifoat(rustix::fs::CWD, workspace.join("pipe"), 0o600.into()).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(workspace.join("sock")).unwrap();
@@ -255,7 +255,7 @@ async fn pipes_sockets_and_devices_are_refused_without_blocking() {
 
 #[tokio::test]
 async fn a_tree_deeper_than_the_longest_path_is_searched_to_its_bound() {
-    let (server, client) = world().await;
+    let (server, client) = harness().await;
     let name = "d".repeat(200);
     let flags = rustix::fs::OFlags::DIRECTORY;
     let mut at = rustix::fs::open(server.workspace(), flags, 0.into()).unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use crate::world::Server;
+use crate::harness::Server;
 
 #[tokio::test]
 async fn lines_of_a_file_are_read_in_parts_that_join_to_the_whole() {

@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use crate::world::Server;
+use crate::harness::Server;
 
 /// A request that is open.
 struct Open(Arc<AtomicUsize>);
@@ -183,10 +183,10 @@ async fn a_cancelled_request_is_closed() {
     let client = server.client().await;
     let call = client.try_call("http_request", json!({"url": format!("http://{web}/hang")}));
     let open = || reached.load(Ordering::Relaxed);
-    let sent = crate::world::until("it is sent", || (open() == 1).then_some(()));
+    let sent = crate::harness::until("it is sent", || (open() == 1).then_some(()));
     tokio::select! {
         _ = call => panic!("it ended"),
         () = sent => {}
     }
-    crate::world::until("it is closed", || (open() == 0).then_some(())).await;
+    crate::harness::until("it is closed", || (open() == 0).then_some(())).await;
 }

@@ -5,7 +5,7 @@
 mod bridge;
 mod escapes;
 mod files;
+mod harness;
 mod http;
 mod server;
 mod shell;
-mod world;

@@ -4,7 +4,7 @@ use agentloop_api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use crate::world::Server;
+use crate::harness::Server;
 
 #[tokio::test]
 async fn the_client_of_the_worker_finds_the_offered_tools_by_the_stateless_revision() {
@@ -85,11 +85,11 @@ async fn a_client_of_the_older_revision_works_with_a_session_and_can_cancel_by_n
     )
     .await
     .unwrap();
-    crate::world::until("the command runs", || crate::world::processes(marker).pop()).await;
+    crate::harness::until("the command runs", || crate::harness::processes(marker).pop()).await;
     let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}});
     post(session, cancel).await.unwrap();
-    crate::world::until("the command ended", || {
-        crate::world::processes(marker).is_empty().then_some(())
+    crate::harness::until("the command ended", || {
+        crate::harness::processes(marker).is_empty().then_some(())
     })
     .await;
     drop(running);
@@ -102,7 +102,7 @@ async fn a_probe_finds_the_server_healthy_and_it_ends_on_sigterm() {
     assert_eq!(health.status(), 200);
     let pid = rustix::process::Pid::from_child(&server.process);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let status = crate::world::until("the process ended", || server.process.try_wait().unwrap()).await;
+    let status = crate::harness::until("the process ended", || server.process.try_wait().unwrap()).await;
     assert!(status.success(), "{status}");
 }
 
@@ -132,10 +132,10 @@ async fn the_binary_copies_itself_also_over_an_earlier_copy_that_runs() {
             .arg(folder.path())
             .status()
     };
-    assert!(install(&crate::world::binary()).unwrap().success());
+    assert!(install(&crate::harness::binary()).unwrap().success());
     let copy = folder.path().join("agentloop");
     assert!(install(copy.as_os_str()).unwrap().success());
-    let same = std::fs::read(&copy).unwrap() == std::fs::read(crate::world::binary()).unwrap();
+    let same = std::fs::read(&copy).unwrap() == std::fs::read(crate::harness::binary()).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::mode(&copy.metadata().unwrap().permissions());
     assert_eq!((same, mode & 0o777), (true, 0o555));
 }

@@ -7,7 +7,7 @@ use agentloop_api::toolbox::DISK_WRITE_BYTES_META;
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use crate::world::{Server, processes, until};
+use crate::harness::{Server, processes, until};
 
 /// A command that starts three processes which are hard to find: in the background, in a session of its own, and
 /// without a parent. They are recognized by the number of seconds that they sleep.

@@ -17,7 +17,7 @@ use crate::provider::WireFormat;
 use crate::provider::prompt::ModelPrompt;
 use crate::support::clock::ClockReading;
 use crate::worker::artifacts;
-use crate::worker::gateway_client::CallNotice;
+use crate::worker::gateway_client::CallMessage;
 use crate::worker::journal::JournalLine;
 use crate::worker::prompt_cache::CachePolicy;
 use crate::worker::tool_source::FinishedToolRun;
@@ -83,7 +83,7 @@ impl LoopDriver<'_> {
                     task.abort();
                 }
             }
-            EngineEffect::Acknowledge { call } => self.outbox.notify_call(CallNotice::Acknowledge(call)),
+            EngineEffect::Acknowledge { call } => self.outbox.notify_call(CallMessage::Acknowledge(call)),
             EngineEffect::SetTimer(at) => self.timer.set(at),
             EngineEffect::Report => self.outbox.report(self.report()),
             EngineEffect::Stopped => {
@@ -133,7 +133,7 @@ impl LoopDriver<'_> {
     pub(super) fn cut_call(&mut self) {
         self.calls = JoinSet::new();
         if let Some(call) = self.in_flight.take() {
-            self.outbox.notify_call(CallNotice::Cancel(call));
+            self.outbox.notify_call(CallMessage::Cancel(call));
         }
     }
 }

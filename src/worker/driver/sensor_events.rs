@@ -7,13 +7,13 @@
 use jiff::Timestamp;
 
 use super::LoopDriver;
-use crate::link::deliveries::{Delivery, MOST_DELIVERY_EVENTS};
+use crate::link::deliveries::{Delivery, MAX_DELIVERY_EVENTS};
 use crate::worker::journal::JournalError;
 use crate::worker::sensors::file_watcher::WatchReport;
 use crate::worker::sensors::{ScoringStep, SensorTransition};
 
 /// Most transitions that are applied before other input is handled.
-const SENSORS_AT_ONCE: usize = MOST_DELIVERY_EVENTS;
+const SENSORS_AT_ONCE: usize = MAX_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {
     /// Whether the loop takes events of all Sensors now.
@@ -97,7 +97,7 @@ impl LoopDriver<'_> {
         self.refresh_instructions();
         let taken = self
             .steps
-            .sense(Timestamp::now(), happened.input().cloned(), &happened.kept());
+            .sense(Timestamp::now(), happened.input().cloned(), &happened.record());
         self.sensors.confirm(happened);
         self.outbox.report(self.report());
         self.apply_outcome(taken)

@@ -57,13 +57,16 @@ impl LoopDriver<'_> {
             }))?;
             (TaskReceipt::Accepted, after, None)
         };
-        self.tasks.acknowledge(self.gateway, TaskAck {
-            id,
-            receipt,
-            after,
-            refusal,
-            user: Some(user),
-        });
+        self.tasks.acknowledge(
+            self.gateway,
+            TaskAck {
+                id,
+                receipt,
+                after,
+                refusal,
+                user: Some(user),
+            },
+        );
         Ok(())
     }
 }

@@ -19,9 +19,9 @@ use crate::support::hash::sha256_u64;
 use crate::support::text::first_bytes;
 
 /// Maximum bytes of one text in a step; the complete text is in `messages`.
-const MOST_TEXT: usize = 4 * 1024;
+const MAX_TEXT: usize = 4 * 1024;
 /// Approximate bound for all texts of a step together, in bytes.
-const MOST_STEP: usize = 64 * 1024;
+const MAX_STEP: usize = 64 * 1024;
 /// Key of the totals of rows that were pruned.
 pub(super) const PRUNED_KEY: &str = "history";
 
@@ -277,7 +277,7 @@ impl HistoryWriter<'_> {
             self.execution(turn)?
         };
         let (text, calls) = answer_of(record);
-        let most = MOST_TEXT.min(MOST_STEP / (2 * calls.len() + 1));
+        let most = MAX_TEXT.min(MAX_STEP / (2 * calls.len() + 1));
         let step = ExecutionStep {
             // At most one attempt of a call is answered, so the id needs no attempt number.
             id: id(call.turn, call.call, &json!([self.agent, execution, call.call])),
@@ -374,7 +374,7 @@ impl HistoryWriter<'_> {
             return Ok(());
         }
         self.change(MemberTurn::of(record), |ended| {
-            let most = MOST_TEXT.min(MOST_STEP / (2 * ended.calls + 1));
+            let most = MAX_TEXT.min(MAX_STEP / (2 * ended.calls + 1));
             for text in results {
                 let place = ended.joined();
                 if let Some(result) = ended.result_at(place) {

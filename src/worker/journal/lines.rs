@@ -116,7 +116,7 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
 }
 
 /// Most lines of a turn that are read again.
-const MOST_TURN_LINES: usize = 10_000;
+const MAX_TURN_LINES: usize = 10_000;
 
 /// Returns the lines from the beginning of the newest turn on.
 pub(super) fn of_newest_turn(connection: &Connection) -> rusqlite::Result<Vec<JournalLine>> {
@@ -124,7 +124,7 @@ pub(super) fn of_newest_turn(connection: &Connection) -> rusqlite::Result<Vec<Jo
         connection.prepare_cached("SELECT seq FROM journal WHERE kind = 'TurnStarted' ORDER BY seq DESC LIMIT 1")?;
     let started: Option<i64> = select.query_row([], |row| row.get(0)).optional()?;
     match started {
-        Some(seq) => Ok(after(connection, seq - 1, MOST_TURN_LINES)?.lines),
+        Some(seq) => Ok(after(connection, seq - 1, MAX_TURN_LINES)?.lines),
         None => Ok(Vec::new()),
     }
 }

@@ -7,7 +7,7 @@ use crate::sensing::watch::{FileFingerprint, FileStat};
 
 /// Most Sensors with a record, including those whose events the loop no longer receives. The one whose record is oldest
 /// is dropped first.
-pub(super) const MOST_SENSORS: i64 = 512;
+pub(super) const MAX_SENSORS: i64 = 512;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SensorRecord {
@@ -34,7 +34,7 @@ pub(super) fn put(connection: &Connection, now: Timestamp, kept: &SensorRecord) 
             "DELETE FROM deliveries WHERE (SELECT count(*) FROM deliveries) > ?1
              AND sensor = (SELECT sensor FROM deliveries WHERE sensor <> ?2 ORDER BY at, sensor LIMIT 1)",
         )?
-        .execute(params![MOST_SENSORS, kept.sensor])?;
+        .execute(params![MAX_SENSORS, kept.sensor])?;
     if forgotten > 0 {
         connection
             .prepare_cached("DELETE FROM watched_files WHERE sensor NOT IN (SELECT sensor FROM deliveries)")?

@@ -16,17 +16,17 @@ use serde_json::Value;
 
 use super::write::{JournalWriteError, put};
 use crate::link::history::{
-    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MOST_CHANGE_NUMBER, MOST_HISTORY_ROWS, SentChanges, StepRow,
+    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS, SentChanges, StepRow,
 };
 
 /// Most containers within each other in a value that is sent as JSON; a deeper one is sent as text.
-const MOST_DEPTH: usize = 32;
+const MAX_DEPTH: usize = 32;
 /// Bytes of JSON at which a batch ends.
-const MOST_BYTES: usize = 128 * 1024;
+const MAX_BYTES: usize = 128 * 1024;
 /// Largest step as JSON, in bytes. Only texts of control characters are longer, since these are escaped.
-const MOST_STEP: usize = 96 * 1024;
+const MAX_STEP: usize = 96 * 1024;
 /// Processes whose batches are remembered until an answer arrives. What a further one sends is sent again if its answer is lost.
-const MOST_SENDERS: usize = 16;
+const MAX_SENDERS: usize = 16;
 /// Key of [`UploadPosition`].
 const UPLOAD_KEY: &str = "upload";
 
@@ -132,7 +132,7 @@ pub(super) fn sent(connection: &Connection, agent: &str, batch: &HistoryBatch) -
             return Ok(());
         }
         known.last = batch.last;
-    } else if position.sent.len() < MOST_SENDERS {
+    } else if position.sent.len() < MAX_SENDERS {
         position.sent.push(SentChanges {
             writer: batch.writer.clone(),
             last: batch.last,
@@ -153,7 +153,7 @@ pub(super) fn next_batch(
         return Ok(None);
     };
     let changes = changes(connection)?;
-    let mut has_more = changes.len() >= MOST_HISTORY_ROWS;
+    let mut has_more = changes.len() >= MAX_HISTORY_ROWS;
     if changes.is_empty() {
         return Ok(None);
     }
@@ -180,7 +180,7 @@ pub(super) fn next_batch(
             }
             ChangedRow::Audit(line) => bytes += audit.get(line).map_or(Ok(0), size)?,
         }
-        if bytes > MOST_BYTES && before > 0 {
+        if bytes > MAX_BYTES && before > 0 {
             has_more = true;
             break;
         }
@@ -200,7 +200,7 @@ pub(super) fn next_batch(
 
 /// Forgets the changes that are stored, or begins again with all rows.
 pub(super) fn stored(connection: &mut Connection, agent: &str, ack: HistoryAck) -> Result<(), JournalWriteError> {
-    if !(0..=MOST_CHANGE_NUMBER).contains(&ack.stored) {
+    if !(0..=MAX_CHANGE_NUMBER).contains(&ack.stored) {
         // Numbers that the journal would continue from: beyond the last one, no change could be recorded.
         return Ok(());
     }
@@ -261,7 +261,7 @@ fn changes(connection: &Connection) -> rusqlite::Result<Vec<Change>> {
 
 /// Changes in one batch.
 fn most_changes() -> i64 {
-    MOST_HISTORY_ROWS.try_into().unwrap_or(i64::MAX)
+    MAX_HISTORY_ROWS.try_into().unwrap_or(i64::MAX)
 }
 
 /// The lines of the next batch, in one query: the view is not made for single rows.
@@ -313,7 +313,7 @@ fn size(row: &impl Serialize) -> Result<usize, JournalWriteError> {
 
 /// Leaves out the texts of a step that would be too large, so that it never holds up the others.
 fn bounded(mut step: StepRow) -> Result<(StepRow, usize), JournalWriteError> {
-    if size(&step)? > MOST_STEP {
+    if size(&step)? > MAX_STEP {
         step.reasoning = None;
         step.action = Value::Null;
         step.result = Value::Null;
@@ -395,7 +395,7 @@ fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
 
 fn json(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Value>> {
     parsed::<String, _>(row, column, |text| match serde_json::from_str(&text) {
-        Ok(value) if !is_deeper_than(&value, MOST_DEPTH) => value,
+        Ok(value) if !is_deeper_than(&value, MAX_DEPTH) => value,
         // On its way it stands within other containers, and parsers limit their depth.
         Ok(_) | Err(_) => Value::String(text),
     })
@@ -426,8 +426,8 @@ mod tests {
         let nested = |depth: usize| -> Value {
             serde_json::from_str(&format!("{}1{}", "[".repeat(depth), "]".repeat(depth))).unwrap()
         };
-        assert!(!is_deeper_than(&nested(MOST_DEPTH), MOST_DEPTH));
-        assert!(is_deeper_than(&nested(MOST_DEPTH + 1), MOST_DEPTH));
+        assert!(!is_deeper_than(&nested(MAX_DEPTH), MAX_DEPTH));
+        assert!(is_deeper_than(&nested(MAX_DEPTH + 1), MAX_DEPTH));
         assert!(!is_deeper_than(&Value::Null, 0));
     }
 }

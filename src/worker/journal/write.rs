@@ -14,7 +14,7 @@ use super::tasks;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, JournalLine, PRUNE_EVERY_TURNS};
 
 /// Lines that are kept even on a full volume.
-const LEAST_LINES: i64 = 1_000;
+const MIN_LINES: i64 = 1_000;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JournalWriteError {
@@ -171,7 +171,7 @@ pub(super) fn make_room(connection: &mut Connection, agent: &str) -> Result<bool
     )?;
     let lines = transaction.execute(
         "DELETE FROM journal WHERE seq <= (SELECT min((min(seq) + max(seq)) / 2, max(seq) - ?1) FROM journal)",
-        [LEAST_LINES],
+        [MIN_LINES],
     )?;
     let history = HistoryWriter {
         transaction: &transaction,

@@ -8,10 +8,10 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::link::deliveries::{MOST_EVENTS, MOST_NOTIFICATIONS};
+use crate::link::deliveries::{MAX_EVENTS, MAX_NOTIFICATIONS};
 
 /// Events that an outbox holds for a receiver that is unavailable: the size of the bucket.
-pub(super) const BACKLOG: i64 = MOST_EVENTS + MOST_NOTIFICATIONS;
+pub(super) const BACKLOG: i64 = MAX_EVENTS + MAX_NOTIFICATIONS;
 /// One event in the bucket's units: a limit of one event per minute refills one unit per millisecond.
 const EVENT: i64 = 60_000;
 

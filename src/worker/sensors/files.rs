@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::api::toolbox::UNFINISHED_FILE_PREFIX;
 use crate::link::pod::WORKER_UID;
-use crate::sensing::watch::{FileFingerprint, FileStat, MOST_ENTRIES, MOST_HASHED_BYTES, MOST_LEVELS, WatchScope};
+use crate::sensing::watch::{FileFingerprint, FileStat, MAX_ENTRIES, MAX_HASHED_BYTES, MAX_LEVELS, WatchScope};
 use crate::support::hash::hex;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -43,12 +43,12 @@ pub(super) enum WatchError {
     )]
     Link,
     #[error(
-        "more than {MOST_ENTRIES} files and folders: move processed files out of the folder, or watch \
+        "more than {MAX_ENTRIES} files and folders: move processed files out of the folder, or watch \
          a smaller folder"
     )]
     TooMany,
     #[error(
-        "folders are nested more than {MOST_LEVELS} levels deep, and deeper ones are skipped: \
+        "folders are nested more than {MAX_LEVELS} levels deep, and deeper ones are skipped: \
          set spec.source.watch.recursive to false, or move them"
     )]
     TooDeep,
@@ -154,7 +154,7 @@ impl FolderWalk<'_> {
                 continue;
             }
             self.entries += 1;
-            if self.entries > MOST_ENTRIES {
+            if self.entries > MAX_ENTRIES {
                 return Err(WatchError::TooMany);
             }
             if let Some(folder) = self.entry(folder, name, path)? {
@@ -164,7 +164,7 @@ impl FolderWalk<'_> {
         for name in inner {
             let mut below = path.to_owned();
             join(&mut below, &name);
-            if level >= MOST_LEVELS {
+            if level >= MAX_LEVELS {
                 self.pass(below, WatchError::TooDeep);
                 continue;
             }
@@ -261,7 +261,7 @@ fn read_steady(
     if !same(&file)? {
         return Ok(None);
     }
-    if expected.size > MOST_HASHED_BYTES {
+    if expected.size > MAX_HASHED_BYTES {
         let print = FileFingerprint {
             look: expected,
             hash: None,
@@ -418,14 +418,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         create_dir(dir.path().join("inbox")).expect("a folder");
         let file = |number: usize| dir.path().join(format!("inbox/{number}"));
-        for number in 0..MOST_ENTRIES {
+        for number in 0..MAX_ENTRIES {
             write(file(number), "").expect("a file");
         }
         assert_eq!(
             files(dir.path(), &scope("inbox", true)).expect("files").len(),
-            MOST_ENTRIES
+            MAX_ENTRIES
         );
-        write(file(MOST_ENTRIES), "").expect("a file");
+        write(file(MAX_ENTRIES), "").expect("a file");
         assert_eq!(files(dir.path(), &scope("inbox", true)), Err(WatchError::TooMany));
         remove_file(file(0)).expect("removed");
         assert!(files(dir.path(), &scope("inbox", true)).is_ok());
@@ -435,7 +435,7 @@ mod tests {
     fn as_many_folders_inside_each_other_as_are_allowed_are_gone_into_and_one_more_is_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut path = dir.path().to_owned();
-        path.extend(vec!["f"; MOST_LEVELS]);
+        path.extend(vec!["f"; MAX_LEVELS]);
         create_dir_all(&path).expect("folders");
         write(path.join("a"), "").expect("a file");
         assert_eq!(files(dir.path(), &scope("", true)).expect("files").len(), 1);
@@ -443,7 +443,7 @@ mod tests {
         write(path.join("f/b"), "").expect("a file");
         let found = survey(dir.path(), &scope("", true)).expect("files");
         assert_eq!((found.files.len(), found.problem), (1, Some(WatchError::TooDeep)));
-        let passed = ["f"; MOST_LEVELS + 1].join("/");
+        let passed = ["f"; MAX_LEVELS + 1].join("/");
         assert_eq!(found.passed, [passed], "and what is beside it is found");
         assert_eq!(files(dir.path(), &scope("", false)), Ok(Vec::new()));
     }

@@ -13,9 +13,9 @@ use crate::sensing::delivery::{Delivery, SensorEvent};
 use crate::sensing::rules::RulesState;
 
 /// Maximum number of earlier outboxes of a Sensor whose event numbers are kept.
-pub(super) const MOST_OUTBOXES: usize = 16;
+pub(super) const MAX_OUTBOXES: usize = 16;
 /// Maximum number of fields of a Sensor whose values are kept: more than a spec can name at a time.
-const MOST_FIELDS: usize = 64;
+const MAX_FIELDS: usize = 64;
 
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
@@ -72,7 +72,7 @@ impl SensorMemory {
         self.earlier.retain(|(known, _)| known != outbox);
         let before = std::mem::replace(&mut self.outbox, outbox.to_owned());
         self.earlier.push((before, self.through));
-        let surplus = self.earlier.len().saturating_sub(MOST_OUTBOXES);
+        let surplus = self.earlier.len().saturating_sub(MAX_OUTBOXES);
         self.earlier.drain(..surplus);
         self.through = through;
     }
@@ -110,7 +110,7 @@ impl SensorMemory {
             };
             self.values.insert(update.field.clone(), given);
         }
-        while self.values.len() > MOST_FIELDS {
+        while self.values.len() > MAX_FIELDS {
             let oldest = self.values.iter().min_by_key(|(_, given)| given.at);
             let Some(oldest) = oldest.map(|(field, _)| field.clone()) else {
                 break;

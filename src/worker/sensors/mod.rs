@@ -21,11 +21,11 @@ use super::journal::SensorRecord;
 use crate::api::sensor::SignalPriority;
 use crate::engine::EngineInput;
 use crate::engine::notifications;
-use crate::engine::sensor_events::{SensedEvent, SensedNotice};
+use crate::engine::sensor_events::{SensedEvent, SensedNotification};
 use crate::link::deliveries::DeliveryAck;
 use crate::link::sensor_messages::{LastEvent, SensorReport, SensorTerms};
 use crate::sensing;
-use crate::sensing::delivery::{Delivery, MOST_SEQ, SensorEvent};
+use crate::sensing::delivery::{Delivery, MAX_SEQ, SensorEvent};
 use crate::sensing::rules::{RulesOutcome, SensorRules, TASK_PREFIX};
 use crate::sensing::schedule::{self, DueTick, TickCalendar};
 use crate::sensing::watch::{FileChange, FileFingerprint};
@@ -85,7 +85,7 @@ impl SensorTransition {
 
     /// The record to write in the same transaction as the [`EngineInput`].
     #[must_use]
-    pub fn kept(&self) -> SensorRecord {
+    pub fn record(&self) -> SensorRecord {
         SensorRecord {
             sensor: self.sensor.clone(),
             seq: self.memory.through,
@@ -247,8 +247,8 @@ impl LoopSensors {
     #[must_use]
     pub fn take(&self, now: Timestamp, delivery: &Delivery) -> Option<SensorTransition> {
         let known = self.delivered_through(delivery).through;
-        // Numbers ascend within an outbox: a lower number is a redelivery. Numbers above MOST_SEQ are invalid.
-        let next = |event: &&SensorEvent| event.seq > known && event.seq <= MOST_SEQ;
+        // Numbers ascend within an outbox: a lower number is a redelivery. Numbers above MAX_SEQ are invalid.
+        let next = |event: &&SensorEvent| event.seq > known && event.seq <= MAX_SEQ;
         let event = delivery.events.iter().find(next)?.clone();
         let mut memory = self.memories.get(&delivery.sensor).cloned().unwrap_or_default();
         if memory.waiting.is_full() {
@@ -405,7 +405,7 @@ impl RunningSensor {
                 Some(self.happened(memory, None))
             }
             DueTick::Tick(tick) => {
-                if !ticks.come(tick, calendar) {
+                if !ticks.record_tick(tick, calendar) {
                     memory.rules.totals.filtered += 1;
                     return Some(self.happened(memory, None));
                 }
@@ -508,7 +508,7 @@ fn sensed(uid: &str, name: &str, event: SensorEvent) -> SensedEvent {
         notices: event
             .notifications
             .into_iter()
-            .map(|notice| SensedNotice {
+            .map(|notice| SensedNotification {
                 source: notice.source,
                 priority: priority(notice.priority),
                 text: match notice.text.strip_prefix(TASK_PREFIX) {

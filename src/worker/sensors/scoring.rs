@@ -1,7 +1,7 @@
 //! Events that wait for a score, and later events of the same Sensor, which must stay in order.
 //!
 //! They are part of the Sensor's record: an event that is on disk here is acknowledged, and takes effect once its
-//! signals are scored. Bounded: beyond [`MOST_WAITING`] events of one Sensor, the next ones stay where they are, in the
+//! signals are scored. Bounded: beyond [`MAX_WAITING`] events of one Sensor, the next ones stay where they are, in the
 //! outbox of the sensor pod or at the clock. The engine calls the model; this module decides what to ask and applies
 //! the scores.
 
@@ -18,11 +18,11 @@ use crate::sensing::delivery::SensorEvent;
 use crate::sensing::scored_effects::{SignalScoreRequest, SignalVerdict};
 
 /// Maximum number of waiting events per Sensor.
-pub const MOST_WAITING: usize = 16;
+pub const MAX_WAITING: usize = 16;
 
 /// Maximum number of reported Sensors that run elsewhere. Those with the highest event numbers are preferred, because
 /// the others may no longer exist.
-pub const MOST_TOLD: usize = 64;
+pub const MAX_TOLD: usize = 64;
 
 /// The waiting events of a Sensor.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -54,7 +54,7 @@ impl ScoreQueue {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.events.len() >= MOST_WAITING
+        self.events.len() >= MAX_WAITING
     }
 
     /// Describes missing scores for the status of the Sensor.
@@ -233,7 +233,7 @@ impl LoopSensors {
         });
         let mut newest: Vec<_> = elsewhere.collect();
         newest.sort_by_key(|(_, memory)| Reverse(memory.through));
-        newest.into_iter().take(MOST_TOLD).map(|(uid, memory)| SensorReport {
+        newest.into_iter().take(MAX_TOLD).map(|(uid, memory)| SensorReport {
             uid: uid.clone(),
             generation: 0,
             totals: memory.rules.totals,

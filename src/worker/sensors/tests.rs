@@ -50,7 +50,7 @@ impl Worker {
     }
 
     fn keep(&mut self, happened: SensorTransition) {
-        let kept = happened.kept();
+        let kept = happened.record();
         self.journal.insert(kept.sensor.clone(), kept);
         self.sensors.confirm(happened);
     }
@@ -427,7 +427,7 @@ fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more()
             .delivered_through(&event_of(&outbox.to_string(), 1))
             .through
     };
-    for outbox in 0..=super::memory::MOST_OUTBOXES {
+    for outbox in 0..=super::memory::MAX_OUTBOXES {
         takes(&mut worker, &event_of(&outbox.to_string(), 7));
     }
     assert_eq!(through(&worker, 0), 7);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::sensing::schedule::TickCalendar;
 
 /// Maximum number of remembered runs of ticks.
-const MOST_RUNS: usize = 16;
+const MAX_RUNS: usize = 16;
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +32,7 @@ impl TickHistory {
     }
 
     /// Handles a tick. Returns false if it was handled before.
-    pub(super) fn come(&mut self, tick: Timestamp, calendar: &TickCalendar) -> bool {
+    pub(super) fn record_tick(&mut self, tick: Timestamp, calendar: &TickCalendar) -> bool {
         self.through = tick;
         if self.runs.iter().any(|(first, last)| (*first..=*last).contains(&tick)) {
             return false;
@@ -43,7 +43,7 @@ impl TickHistory {
             .position(|(_, last)| calendar.after(*last) == Some(tick));
         let first = before.map_or(tick, |place| self.runs.remove(place).0);
         self.runs.push((first, tick));
-        let surplus = self.runs.len().saturating_sub(MOST_RUNS);
+        let surplus = self.runs.len().saturating_sub(MAX_RUNS);
         self.runs.drain(..surplus);
         true
     }

@@ -32,7 +32,7 @@ fn watch(generation: i64, more: Value) -> SensorTerms {
 
 /// An event of a Sensor as the loop receives it.
 #[derive(Debug, PartialEq)]
-struct Told {
+struct ReceivedEvent {
     id: String,
     payload: Value,
 }
@@ -64,18 +64,18 @@ impl Worker {
     }
 
     /// Stores only changed files, as the journal does.
-    fn keep(&mut self, happened: SensorTransition) -> Option<Told> {
+    fn keep(&mut self, happened: SensorTransition) -> Option<ReceivedEvent> {
         let told = |input: &EngineInput| {
             let EngineInput::Sensed(event) = input else {
                 return None;
             };
-            Some(Told {
+            Some(ReceivedEvent {
                 id: event.id.clone(),
                 payload: serde_json::from_str(&event.notices[0].text).expect("JSON"),
             })
         };
         let told = happened.input().and_then(told);
-        let mut kept = happened.kept();
+        let mut kept = happened.record();
         let mut files: BTreeMap<_, _> = self.kept.files.drain(..).collect();
         files.extend(kept.files);
         kept.files = files.into_iter().filter(|(_, print)| print.is_some()).collect();
@@ -113,7 +113,7 @@ impl Worker {
         input
     }
 
-    fn due(&mut self) -> Option<Told> {
+    fn due(&mut self) -> Option<ReceivedEvent> {
         let happened = self.sensors.due(self.now)?;
         self.keep(happened)
     }

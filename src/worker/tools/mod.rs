@@ -22,7 +22,7 @@ use tokio_stream::wrappers::WatchStream;
 
 use self::catalog::AccessRules;
 use self::server::ToolServerClient;
-use super::tool_source::{FinishedToolRun, ToolOffer, ToolSource};
+use super::tool_source::{FinishedToolRun, ListedTools, ToolSource};
 use crate::api;
 use crate::api::tools::{ServerEndpoint, ToolServer};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
@@ -34,7 +34,7 @@ pub use self::server::IDEMPOTENCY_META;
 pub struct McpTools {
     servers: Vec<Arc<ToolServerClient>>,
     artifacts: Arc<ArtifactStore>,
-    offered: watch::Receiver<ToolOffer>,
+    offered: watch::Receiver<ListedTools>,
     _tasks: JoinSet<()>,
 }
 
@@ -71,7 +71,7 @@ impl McpTools {
     /// Returns the offered tools, in the order of the spec: those of each server that has ever answered, and the one that
     /// reads artifacts. The tools of a server that is down stay offered.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<ToolOffer> {
+    pub fn watch(&self) -> watch::Receiver<ListedTools> {
         self.offered.clone()
     }
 
@@ -100,7 +100,7 @@ impl McpTools {
 }
 
 impl ToolSource for Arc<McpTools> {
-    fn offered(&self) -> watch::Receiver<ToolOffer> {
+    fn offered(&self) -> watch::Receiver<ListedTools> {
         self.watch()
     }
 
@@ -116,7 +116,7 @@ impl ToolSource for Arc<McpTools> {
 }
 
 /// Merges the lists of all servers whenever one changes.
-async fn merge(servers: Vec<Arc<ToolServerClient>>, read_tool: ToolSpec, offered: watch::Sender<ToolOffer>) {
+async fn merge(servers: Vec<Arc<ToolServerClient>>, read_tool: ToolSpec, offered: watch::Sender<ListedTools>) {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog()).collect();
     let mut changes = futures::stream::select_all(lists.into_iter().map(WatchStream::new));
     while changes.next().await.is_some() {
@@ -130,7 +130,7 @@ async fn merge(servers: Vec<Arc<ToolServerClient>>, read_tool: ToolSpec, offered
 }
 
 /// Merges the lists of all servers, and adds the tool that reads artifacts. Logs a warning for tools beyond the limits.
-fn offer(servers: &[Arc<ToolServerClient>], read_tool: &ToolSpec) -> ToolOffer {
+fn offer(servers: &[Arc<ToolServerClient>], read_tool: &ToolSpec) -> ListedTools {
     let lists: Vec<_> = servers.iter().map(|server| server.catalog().borrow().clone()).collect();
     let (mut specs, left_out) = catalog::bounded(lists.iter().flatten().map(Arc::as_ref));
     if left_out > 0 {
@@ -143,7 +143,7 @@ fn offer(servers: &[Arc<ToolServerClient>], read_tool: &ToolSpec) -> ToolOffer {
     // Also while no server has answered: the conversation of a loop that resumes may name artifacts.
     specs.push(read_tool.clone());
     let silent = servers.iter().zip(&lists).filter(|(_, list)| list.is_none());
-    ToolOffer {
+    ListedTools {
         specs: specs.into(),
         silent: silent.map(|(server, _)| server.name().to_owned()).collect(),
     }

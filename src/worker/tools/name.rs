@@ -6,7 +6,7 @@
 use crate::support::hash::sha256_hex;
 
 /// Maximum number of characters that models accept.
-const LONGEST: usize = 64;
+const MAX_NAME_LEN: usize = 64;
 const HASH_DIGITS: usize = 8;
 
 /// Separates the server's name from the tool's. Names of servers contain no `_`.
@@ -16,11 +16,11 @@ const BETWEEN: &str = "__";
 pub(super) fn of(server: &str, tool: &str) -> String {
     let spelt: String = tool.chars().map(valid).collect();
     let whole = format!("{server}{BETWEEN}{spelt}");
-    if spelt == tool && whole.len() <= LONGEST {
+    if spelt == tool && whole.len() <= MAX_NAME_LEN {
         return whole;
     }
     let hash = sha256_hex(tool, HASH_DIGITS / 2);
-    let kept = whole.len().min(LONGEST - HASH_DIGITS - 1);
+    let kept = whole.len().min(MAX_NAME_LEN - HASH_DIGITS - 1);
     format!("{}_{hash}", &whole[..kept])
 }
 
@@ -64,7 +64,7 @@ mod tests {
         #[test]
         fn any_tool_gets_a_name_that_models_take(server_name in "[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool in "\\PC{0,200}") {
             let name = of(&server_name, &tool);
-            prop_assert!(name.len() <= LONGEST && name.chars().all(|character| valid(character) == character), "{}", name);
+            prop_assert!(name.len() <= MAX_NAME_LEN && name.chars().all(|character| valid(character) == character), "{}", name);
             prop_assert_eq!(server(&name), Some(server_name.as_str()));
         }
     }

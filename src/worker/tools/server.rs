@@ -22,7 +22,7 @@ use super::result;
 use crate::api::tools::{DefinitionChanges, ServerEndpoint, ToolServer};
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::mcp::http::McpHttpClient;
-use crate::mcp::{self, McpRequestError, PATIENCE};
+use crate::mcp::{self, DISCOVERY_TIMEOUT, McpRequestError};
 use crate::support::backoff::Backoff;
 use crate::worker::artifacts::ArtifactStore;
 use crate::worker::tool_source::FinishedToolRun;
@@ -158,7 +158,7 @@ impl ToolServerClient {
         let listener = NotificationHandler {
             changed: Arc::clone(&changed),
         };
-        let connected = timeout(PATIENCE, mcp::connect(listener, http, uri)).await;
+        let connected = timeout(DISCOVERY_TIMEOUT, mcp::connect(listener, http, uri)).await;
         let service = connected.map_err(|_| McpRequestError::NoAnswer("the server does not respond".into()))??;
         let session = ServerSession {
             number,
@@ -331,7 +331,7 @@ impl ServerSession {
             return None;
         }
         let filter = SubscriptionFilter::builder().tools_list_changed().build();
-        let asked = timeout(PATIENCE, self.service.listen(filter)).await;
+        let asked = timeout(DISCOVERY_TIMEOUT, self.service.listen(filter)).await;
         asked.ok()?.ok()
     }
 

@@ -22,9 +22,9 @@ use crate::support::kubectl::Kubectl;
 /// Commands that run at once.
 const THREADS: usize = 4;
 /// Fewer commands than this are a mistake in how they are found.
-const LEAST_COMMANDS: usize = 140;
+const MIN_COMMANDS: usize = 140;
 /// The same for manifests.
-const LEAST_MANIFESTS: usize = 6;
+const MIN_MANIFESTS: usize = 6;
 /// A namespace where nothing is, so that a manifest creates what it names.
 const EMPTY: &str = "default";
 
@@ -33,7 +33,7 @@ fn every_command_of_the_pages_is_run_or_has_a_reason_why_not() {
     let plan = Plan::new(page_commands());
     let programs = [Program::Kubectl, Program::Plugin, Program::Helm];
     let counts = programs.map(|program| plan.steps.iter().filter(|step| step.program == program).count());
-    assert!(counts.iter().sum::<usize>() >= LEAST_COMMANDS, "only {counts:?}");
+    assert!(counts.iter().sum::<usize>() >= MIN_COMMANDS, "only {counts:?}");
     assert!(counts.iter().all(|count| *count > 5), "{counts:?}");
     assert!(plan.stale.is_empty(), "no page has these any more: {:?}", plan.stale);
     assert!(plan.unknown.is_empty(), "{}", plan.unknown.join("\n"));
@@ -60,7 +60,7 @@ fn commands_and_manifests_of_the_pages_work_on_a_real_cluster() {
     failures.extend(ordered.filter_map(|step| stage.run(step)));
     let fresh = cluster.system.in_namespace(EMPTY);
     let manifests = page_manifests();
-    assert!(manifests.len() >= LEAST_MANIFESTS, "only {} manifests", manifests.len());
+    assert!(manifests.len() >= MIN_MANIFESTS, "only {} manifests", manifests.len());
     failures.extend(side_by_side(manifests, |manifest| {
         let said = dry_run(&fresh, manifest.object)?;
         Some(format!("{}: {said}", manifest.place))

@@ -26,15 +26,15 @@ use tower::Layer;
 use super::{AgentId, Fired, SECOND, fast_rules, look, missing, pod_status, unexpected, usage};
 use crate::support::api_server::ApiServer;
 use crate::support::clusters::has;
+use crate::support::harness::{self, AGENTS};
 use crate::support::prometheus::Prometheus;
-use crate::support::rig::{self, AGENTS};
 
 /// When the crawler begins to spend, and its guardrails to trip: what it had before counts for no alert.
 const TROUBLE: Duration = Duration::from_secs(20);
 /// When the worker of the crawler begins to crash. Its tool errors have been reported by then.
 const CRASH: Duration = Duration::from_secs(44);
 /// The longest day. It takes a good minute where the machine has time.
-const LONGEST: Duration = Duration::from_secs(160);
+const MAX_WAIT: Duration = Duration::from_secs(160);
 /// The longest wait for the alert about a controller that is gone.
 const NIGHT: Duration = Duration::from_mins(1);
 
@@ -69,7 +69,7 @@ impl Day {
         let stop = CancellationToken::new();
         let options = EmbeddedOptions {
             client: Client::new(counted, "default"),
-            settings: rig::settings(),
+            settings: harness::settings(),
             sensor_pods: SensorPodSettings {
                 image: "agentloop:test".into(),
                 ..SensorPodSettings::default()
@@ -306,7 +306,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
 
     let (began, mut fired) = (Instant::now(), Fired::new());
     let mut ticks = tokio::time::interval(SECOND);
-    while began.elapsed() < LONGEST && !missing(&fired, &DAY).is_empty() {
+    while began.elapsed() < MAX_WAIT && !missing(&fired, &DAY).is_empty() {
         ticks.tick().await;
         day.report(began.elapsed());
         tokio::task::block_in_place(|| look(&prometheus, &mut fired, began.elapsed()));

@@ -39,13 +39,13 @@ use tokio_util::sync::CancellationToken;
 use super::{AgentId, Fired, SECOND, fast_rules, look, missing, pod_status, unexpected, usage};
 use crate::support::api_server::ApiServer;
 use crate::support::clusters::has;
+use crate::support::harness::AGENTS;
 use crate::support::ports::free_port;
 use crate::support::prometheus::Prometheus;
-use crate::support::rig::AGENTS;
 use crate::support::tokens::{token, unknown};
 
 /// The longest day. It takes a good minute where the machine has time.
-const LONGEST: Duration = Duration::from_mins(4);
+const MAX_WAIT: Duration = Duration::from_mins(4);
 
 /// Spends most of its budget, and more each second, but never all of it.
 const SPENDER: AgentId = ("shop", "spender");
@@ -562,7 +562,7 @@ async fn a_day_of_faults_fires_the_alerts_about_them_and_none_about_what_works()
     let mut ticks = tokio::time::interval(SECOND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for second in 0.. {
-        if began.elapsed() >= LONGEST || missing(&fired, &DAY).is_empty() {
+        if began.elapsed() >= MAX_WAIT || missing(&fired, &DAY).is_empty() {
             break;
         }
         ticks.tick().await;

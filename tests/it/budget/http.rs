@@ -37,7 +37,7 @@ struct Link {
 }
 
 impl Link {
-    async fn serve(world: &World, leader: &Leader, agents: &[&str]) -> Self {
+    async fn serve(harness: &BudgetHarness, leader: &Leader, agents: &[&str]) -> Self {
         let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
         let leaf = authority.sign(&["127.0.0.1".into()], Timestamp::now()).unwrap();
         let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
@@ -48,14 +48,14 @@ impl Link {
                 uid: format!("pod-of-{name}"),
                 epoch: EPOCH,
             };
-            let key = world.key(name);
+            let key = harness.key(name);
             leader
                 .loops
                 .expect_pod((&key, "uid"), pod, LoopTotals::default(), Directives::default());
         }
         let objects: Vec<Value> = agents
             .iter()
-            .map(|name| agent(&world.namespace, name, &json!({})))
+            .map(|name| agent(&harness.namespace, name, &json!({})))
             .collect();
         let link = ControllerLink {
             identities: PodAuthenticator::new(api_server(Arc::default())),
@@ -85,7 +85,7 @@ impl Link {
         ));
         Self {
             url,
-            namespace: world.namespace.clone(),
+            namespace: harness.namespace.clone(),
             directory,
             _stop: stop.drop_guard(),
         }
@@ -134,12 +134,14 @@ fn refusal(answer: Result<agentloop::link::messages::LeaseResponse, LinkError>) 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_said_again_and_a_repeated_request_counts_nothing_twice() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let leader = world.leader(&[&agent]).await;
-    let link = Link::serve(&world, &leader, &["a"]).await;
-    let (gateway, who) = (link.gateway("a"), world.who("a"));
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let leader = harness.leader(&[&agent]).await;
+    let link = Link::serve(&harness, &leader, &["a"]).await;
+    let (gateway, who) = (link.gateway("a"), harness.who("a"));
 
     let ask = request(&who, &account, &[], Some(100));
     let lost = gateway.lease(&ask).await.unwrap().accounts.remove(0);
@@ -162,18 +164,20 @@ async fn a_lost_answer_is_said_again_and_a_repeated_request_counts_nothing_twice
         assert_eq!(figures(&leader, &account), (tokens(60), Amount::ZERO));
     }
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
-    let Some(world) = World::start().await else { return };
-    let a = world.agent("a", &json!({}), &json!({})).await;
-    let b = world.agent("bb", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let leader = world.leader(&[&a, &b]).await;
-    let link = Link::serve(&world, &leader, &["a", "bb"]).await;
-    let (gateway, who) = (link.gateway("a"), world.who("a"));
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let a = harness.agent("a", &json!({}), &json!({})).await;
+    let b = harness.agent("bb", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let leader = harness.leader(&[&a, &b]).await;
+    let link = Link::serve(&harness, &leader, &["a", "bb"]).await;
+    let (gateway, who) = (link.gateway("a"), harness.who("a"));
     let ask = request(&who, &account, &[], Some(100));
     let lease = gateway.lease(&ask).await.unwrap().accounts.remove(0).leases.remove(0);
     let closing = request(&who, &account, &[closing(lease.lease, 90)], Some(100));
@@ -204,7 +208,7 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
     assert_eq!(figures(&leader, &account), (Amount::ZERO, lease.granted));
 
     // With its own record it knows nothing of that lease, and gets one of its own.
-    let own = request(&world.who("bb"), &account, &closing.accounts[0].statements, Some(100));
+    let own = request(&harness.who("bb"), &account, &closing.accounts[0].statements, Some(100));
     let answer = other.lease(&own).await.unwrap().accounts.remove(0);
     assert_eq!(answer.forgotten, [lease.lease]);
     assert_ne!(answer.leases[0].lease, lease.lease);
@@ -213,25 +217,27 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
     gateway.lease(&closing).await.unwrap();
     assert_eq!(figures(&leader, &account).0, tokens(90));
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pod_of_a_deleted_agent_gives_back_what_it_held() {
-    let Some(world) = World::start().await else { return };
-    let agent = world.agent("a", &json!({}), &json!({})).await;
-    let account = world.budget("team", &hourly(10_000)).await;
-    let leader = world.leader(&[&agent]).await;
+    let Some(harness) = BudgetHarness::start().await else {
+        return;
+    };
+    let agent = harness.agent("a", &json!({}), &json!({})).await;
+    let account = harness.budget("team", &hourly(10_000)).await;
+    let leader = harness.leader(&[&agent]).await;
     // The link does not know the Agent any more, as after its deletion; its pod still runs.
     let (known, unknown) = (
-        Link::serve(&world, &leader, &["a"]).await,
-        Link::serve(&world, &leader, &[]).await,
+        Link::serve(&harness, &leader, &["a"]).await,
+        Link::serve(&harness, &leader, &[]).await,
     );
-    let who = world.who("a");
+    let who = harness.who("a");
     let ask = request(&who, &account, &[], Some(100));
     let answer = known.gateway("a").lease(&ask).await.unwrap().accounts.remove(0);
     let lease = answer.leases[0].clone();
-    let (key, gateway) = (world.key("a"), unknown.gateway("a"));
+    let (key, gateway) = (harness.key("a"), unknown.gateway("a"));
     leader.budgets.agent_gone(&key);
     leader.loops.forget(&key);
 
@@ -247,5 +253,5 @@ async fn the_pod_of_a_deleted_agent_gives_back_what_it_held() {
     gateway.lease(&farewell).await.unwrap();
     assert_eq!(figures(&leader, &account), (tokens(60), Amount::ZERO));
     leader.end().await;
-    world.end().await;
+    harness.end().await;
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::fence::ONE;
+use super::controller_policy::ONE;
 use super::policies::{InstalledPolicies, expect_refusal as refused, wait_until};
 use super::render::{Rendered, render};
 use crate::support::clusters;

@@ -4,9 +4,9 @@
 
 mod answers;
 mod approval;
+mod controller_policy;
 mod dashboards;
 mod effects;
-mod fence;
 mod identity;
 mod policies;
 mod refusals;

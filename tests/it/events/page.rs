@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use agentloop::controller::page::{MOST_READERS, MOST_READERS_OF_ONE, MOST_SESSIONS_OF_ONE};
+use agentloop::controller::page::{MAX_READERS, MAX_READERS_OF_ONE, MAX_SESSIONS_OF_ONE};
 use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use reqwest::header::{COOKIE, SET_COOKIE};
@@ -12,7 +12,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::rig::{CANARY, EDITOR, PATIENCE, READER, Rig};
+use super::harness::{CANARY, EDITOR, EventsHarness, PATIENCE, READER};
 use crate::support::agents::{agent, view};
 use crate::support::browser::{Browser, CHROMIUM};
 use crate::support::clusters::has;
@@ -35,12 +35,12 @@ struct Visitor {
 }
 
 impl Visitor {
-    async fn of(rig: &Rig) -> Self {
-        Self::at(rig, rig.serve_page(true).await)
+    async fn of(harness: &EventsHarness) -> Self {
+        Self::at(harness, harness.serve_page(true).await)
     }
 
-    fn at(rig: &Rig, address: SocketAddr) -> Self {
-        let root = reqwest::Certificate::from_pem(rig.authorities().as_bytes()).unwrap();
+    fn at(harness: &EventsHarness, address: SocketAddr) -> Self {
+        let root = reqwest::Certificate::from_pem(harness.authorities().as_bytes()).unwrap();
         let client = reqwest::Client::builder()
             .tls_certs_only([root])
             .redirect(Policy::none())
@@ -109,8 +109,8 @@ async fn until(stream: &mut Response, words: &str) -> String {
 
 #[tokio::test]
 async fn without_a_session_there_is_the_form_and_no_state() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     for cookie in [None, Some("__Host-agentloop=0123".to_owned())] {
         visitor.cookie = cookie;
         let first = visitor.get("/").await;
@@ -154,13 +154,13 @@ async fn without_a_session_there_is_the_form_and_no_state() {
             }
         }
     }
-    assert!(rig.asked().is_empty(), "nobody's rights were asked for");
+    assert!(harness.asked().is_empty(), "nobody's rights were asked for");
 }
 
 #[tokio::test]
 async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
-    let rig = Rig::start().await;
-    let visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let visitor = Visitor::of(&harness).await;
     let own = format!("https://{}", visitor.address);
     let other = own.replace("https", "http");
     let long = "x".repeat(16 * 1024);
@@ -197,8 +197,8 @@ async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
 
 #[tokio::test]
 async fn forged_tokens_of_a_neighbor_behind_the_same_address_lock_nobody_out() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     for number in 0..25 {
         let response = visitor.post("/login", &format!("forged-{number}"), OWN).await;
         assert_eq!(response.status().as_u16(), 401, "{number}");
@@ -208,8 +208,8 @@ async fn forged_tokens_of_a_neighbor_behind_the_same_address_lock_nobody_out() {
 
 #[tokio::test]
 async fn a_cookie_has_no_token_and_is_for_this_server_over_https_only() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     let token = forged(&json!(["x"]), 4_102_444_800, "viewer", VIEWER);
     let set = visitor.sign_in(&token).await;
     let (cookie, attributes) = set.split_once("; ").unwrap();
@@ -237,8 +237,8 @@ async fn a_user_sees_the_agents_that_the_user_may_get(
     #[case] seen: &[&str],
     #[case] unseen: &[&str],
 ) {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     visitor.sign_in(token).await;
     let mut stream = visitor.get("/events").await;
     let (status, page) = visitor.read("/").await;
@@ -276,12 +276,12 @@ async fn a_user_sees_the_agents_that_the_user_may_get(
 
 #[tokio::test]
 async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
-    let mut rig = Rig::start().await;
+    let mut harness = EventsHarness::start().await;
     let many: Vec<_> = (0..300)
         .map(|number| agent("crowded", &format!("x{number}"), &json!({})))
         .collect();
-    rig.agents = view(&many);
-    let mut visitor = Visitor::of(&rig).await;
+    harness.agents = view(&many);
+    let mut visitor = Visitor::of(&harness).await;
     let mut bodies = Vec::new();
     for namespace in ["crowded", "deserted"] {
         // A session of its own, which asks at once.
@@ -299,9 +299,9 @@ async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
 
 #[tokio::test]
 async fn turns_are_shown_live_to_those_who_may_get_events_and_no_text_is() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let mut visitor = Visitor::of(&rig).await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let mut visitor = Visitor::of(&harness).await;
     visitor.sign_in(VIEWER).await;
     let mut stream = visitor.get("/events").await;
     let text = until(&mut stream, "autonomy:turn_completed").await;
@@ -331,8 +331,8 @@ async fn turns_are_shown_live_to_those_who_may_get_events_and_no_text_is() {
 
 #[tokio::test]
 async fn signing_out_ends_the_session_and_its_streams() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     visitor.sign_in(VIEWER).await;
     let mut stream = visitor.get("/events").await;
     until(&mut stream, "approvals").await;
@@ -360,8 +360,8 @@ async fn signing_out_ends_the_session_and_its_streams() {
 
 #[tokio::test]
 async fn signing_in_again_ends_the_session_that_it_replaces() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     visitor.sign_in(VIEWER).await;
     let first = visitor.cookie.clone();
     let mut stream = visitor.get("/events").await;
@@ -379,8 +379,8 @@ async fn signing_in_again_ends_the_session_that_it_replaces() {
 
 #[tokio::test]
 async fn a_session_ends_with_its_token() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     let token = forged(&json!(["x"]), Timestamp::now().as_second() + 3, "viewer", VIEWER);
     visitor.sign_in(&token).await;
     let mut stream = visitor.get("/events").await;
@@ -398,12 +398,12 @@ async fn a_session_ends_with_its_token() {
 
 #[tokio::test]
 async fn streams_and_sessions_of_a_user_are_bounded() {
-    let rig = Rig::start().await;
-    let mut visitor = Visitor::of(&rig).await;
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
     visitor.sign_in(VIEWER).await;
     let first = visitor.cookie.clone();
     let mut streams = Vec::new();
-    for _ in 0..MOST_READERS_OF_ONE {
+    for _ in 0..MAX_READERS_OF_ONE {
         let stream = visitor.get("/events").await;
         assert_eq!(stream.status().as_u16(), 200);
         streams.push(stream);
@@ -412,7 +412,7 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
     visitor.cookie = None;
     visitor.sign_in(VIEWER).await;
     assert_eq!(visitor.read("/events").await.0, 503, "in another session as well");
-    for _ in 1..MOST_SESSIONS_OF_ONE {
+    for _ in 1..MAX_SESSIONS_OF_ONE {
         visitor.cookie = None;
         visitor.sign_in(VIEWER).await;
         assert_eq!(visitor.get("/").await.status().as_u16(), 200);
@@ -424,19 +424,19 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
 
 #[tokio::test]
 async fn users_who_hold_all_streams_keep_no_other_out() {
-    let rig = Rig::start().await;
-    let address = rig.serve_page(true).await;
+    let harness = EventsHarness::start().await;
+    let address = harness.serve_page(true).await;
     let mut streams = Vec::new();
-    for user in 0..MOST_READERS / MOST_READERS_OF_ONE {
-        let mut visitor = Visitor::at(&rig, address);
+    for user in 0..MAX_READERS / MAX_READERS_OF_ONE {
+        let mut visitor = Visitor::at(&harness, address);
         visitor.sign_in(&format!("person nobody-{user}")).await;
-        for _ in 0..MOST_READERS_OF_ONE {
+        for _ in 0..MAX_READERS_OF_ONE {
             let stream = visitor.get("/events").await;
             assert_eq!(stream.status().as_u16(), 200);
             streams.push(stream);
         }
     }
-    let mut viewer = Visitor::at(&rig, address);
+    let mut viewer = Visitor::at(&harness, address);
     viewer.sign_in(VIEWER).await;
     let mut stream = viewer.get("/events").await;
     until(&mut stream, "turns/a/x").await;
@@ -446,8 +446,8 @@ async fn users_who_hold_all_streams_keep_no_other_out() {
 
 #[tokio::test]
 async fn until_the_caches_are_filled_nothing_is_answered() {
-    let rig = Rig::start().await;
-    let visitor = Visitor::at(&rig, rig.serve_page(false).await);
+    let harness = EventsHarness::start().await;
+    let visitor = Visitor::at(&harness, harness.serve_page(false).await);
     for path in ["/", "/login", "/events"] {
         let (status, text) = visitor.read(path).await;
         assert_eq!(
@@ -467,9 +467,9 @@ async fn a_user_signs_in_sees_turns_live_and_signs_out_in_a_browser() {
     if !has(CHROMIUM) {
         return;
     }
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let url = format!("https://{}/", rig.serve_page(true).await);
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let url = format!("https://{}/", harness.serve_page(true).await);
     let mut browser = Browser::start_with(&["--ignore-certificate-errors"]).await;
     browser
         .before_pages(

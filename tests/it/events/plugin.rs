@@ -11,23 +11,28 @@ use kube::Config;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::rig::{EDITOR, READER, Rig};
+use super::harness::{EDITOR, EventsHarness, READER};
 use crate::support::agents::agent;
 use crate::support::api_server::ApiServer;
 
 /// Runs a command line as this user; returns the status, the output and the error.
-async fn run(rig: &Rig, token: &str, line: &str) -> (ExitStatus, String, String) {
+async fn run(harness: &EventsHarness, token: &str, line: &str) -> (ExitStatus, String, String) {
     let mut out = Vec::new();
-    let (status, err) = run_into(rig, token, line, &mut out).await;
+    let (status, err) = run_into(harness, token, line, &mut out).await;
     (status, String::from_utf8(out).unwrap(), err)
 }
 
 /// The same with the output to `out`.
-pub(super) async fn run_into(rig: &Rig, token: &str, line: &str, out: &mut (dyn Write + Send)) -> (ExitStatus, String) {
+pub(super) async fn run_into(
+    harness: &EventsHarness,
+    token: &str,
+    line: &str,
+    out: &mut (dyn Write + Send),
+) -> (ExitStatus, String) {
     let server = ApiServer::new(Arc::new(Timestamp::now));
     server.put("agentloop.dev/agents", agent("a", "x", &json!({})));
     let map =
-        json!({"metadata": {"namespace": "a", "name": "agentloop-link-ca"}, "data": {"ca.crt": rig.authorities()}});
+        json!({"metadata": {"namespace": "a", "name": "agentloop-link-ca"}, "data": {"ca.crt": harness.authorities()}});
     server.put("/configmaps", map);
     let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
     config.auth_info = serde_json::from_value(json!({"token": token})).unwrap();
@@ -37,7 +42,7 @@ pub(super) async fn run_into(rig: &Rig, token: &str, line: &str, out: &mut (dyn 
         all_namespaces: false,
         format: None,
         controller_namespace: "agentloop-system".into(),
-        route: LinkRoute::Direct(rig.url()),
+        route: LinkRoute::Direct(harness.url()),
         token: UserToken::Kubeconfig(Box::new(config)),
         clock: Arc::new(Timestamp::now),
         export: agentloop::cli::history_of,
@@ -59,10 +64,13 @@ pub(super) async fn run_into(rig: &Rig, token: &str, line: &str, out: &mut (dyn 
 
 #[tokio::test]
 async fn the_plugin_requests_a_task_and_reads_events_and_turns() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    super::patience("the pod is connected", || rig.output("worker").contains("loop:started")).await;
-    let (status, result, err) = run(&rig, EDITOR, "run x --prompt count --id once -o json").await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    super::patience("the pod is connected", || {
+        harness.output("worker").contains("loop:started")
+    })
+    .await;
+    let (status, result, err) = run(&harness, EDITOR, "run x --prompt count --id once -o json").await;
     assert_eq!(status, ExitStatus::Success, "{err}");
     let response: Value = serde_json::from_str(&result).unwrap();
     assert_eq!(
@@ -70,22 +78,22 @@ async fn the_plugin_requests_a_task_and_reads_events_and_turns() {
         (&json!("request-once"), &json!("Completed"))
     );
     // The same request has the same response, and is not worked on again.
-    let (status, again, err) = run(&rig, EDITOR, "run x --prompt count --id once -o json").await;
+    let (status, again, err) = run(&harness, EDITOR, "run x --prompt count --id once -o json").await;
     assert_eq!(status, ExitStatus::Success, "{err}");
     assert_eq!(again, result);
 
-    let (_, events, _) = run(&rig, READER, "events x").await;
+    let (_, events, _) = run(&harness, READER, "events x").await;
     let ended = events.lines().filter(|line| line.contains("task:ended"));
     assert_eq!(ended.count(), 1, "{events}");
-    let (status, logs, err) = run(&rig, READER, "logs x --tail 30").await;
+    let (status, logs, err) = run(&harness, READER, "logs x --tail 30").await;
     assert_eq!(status, ExitStatus::Success, "{err}");
     assert!(
         logs.contains("turn_completed") && logs.contains("total 0 tokens"),
         "{logs}"
     );
-    let (_, history, _) = run(&rig, READER, "history x --turns 2").await;
+    let (_, history, _) = run(&harness, READER, "history x --turns 2").await;
     assert_eq!(history.lines().count(), 3, "{history}");
-    let (status, _, err) = run(&rig, READER, "run x --prompt count").await;
+    let (status, _, err) = run(&harness, READER, "run x --prompt count").await;
     assert_eq!(status, ExitStatus::Failure);
     assert!(
         err.contains("the controller refuses: reader may not get agents/messages"),

@@ -8,7 +8,7 @@ use reqwest::{Response, StatusCode};
 use sse_stream::{Sse, SseStream};
 use tokio::time::timeout;
 
-use super::rig::{PATIENCE, Rig};
+use super::harness::{EventsHarness, PATIENCE};
 
 /// One event as it came.
 #[derive(Debug)]
@@ -23,8 +23,14 @@ type Events = Pin<Box<dyn Stream<Item = Result<Sse, sse_stream::Error>> + Send>>
 /// A connection.
 pub struct Reader(Events);
 
-pub async fn request(rig: &Rig, token: Option<&str>, agent: &str, query: &str, last: Option<i64>) -> Response {
-    let mut request = rig.client.get(rig.events_url(agent, query));
+pub async fn request(
+    harness: &EventsHarness,
+    token: Option<&str>,
+    agent: &str,
+    query: &str,
+    last: Option<i64>,
+) -> Response {
+    let mut request = harness.client.get(harness.events_url(agent, query));
     if let Some(token) = token {
         request = request.bearer_auth(token);
     }
@@ -36,8 +42,8 @@ pub async fn request(rig: &Rig, token: Option<&str>, agent: &str, query: &str, l
 
 impl Reader {
     /// Reads the events of Agent `x`.
-    pub async fn connect(rig: &Rig, token: &str, query: &str, last: Option<i64>) -> Self {
-        let response = request(rig, Some(token), "a/x", query, last).await;
+    pub async fn connect(harness: &EventsHarness, token: &str, query: &str, last: Option<i64>) -> Self {
+        let response = request(harness, Some(token), "a/x", query, last).await;
         Self::connected(response)
     }
 

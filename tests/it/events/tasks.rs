@@ -8,12 +8,12 @@ use reqwest::StatusCode;
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use super::harness::{CANARY, EDITOR, EventsHarness, PATIENCE, READER};
 use super::reader::{Event, Reader};
-use super::rig::{CANARY, EDITOR, PATIENCE, READER, Rig};
 
 /// Requests a task of an Agent.
-async fn post(rig: &Rig, token: Option<&str>, agent: &str, body: &str) -> (StatusCode, Value) {
-    let request = rig.client.post(rig.tasks_url(agent)).body(body.to_owned());
+async fn post(harness: &EventsHarness, token: Option<&str>, agent: &str, body: &str) -> (StatusCode, Value) {
+    let request = harness.client.post(harness.tasks_url(agent)).body(body.to_owned());
     let request = match token {
         Some(token) => request.bearer_auth(token),
         None => request,
@@ -24,11 +24,11 @@ async fn post(rig: &Rig, token: Option<&str>, agent: &str, body: &str) -> (Statu
 }
 
 /// Repeats a request until it is accepted, as a client does.
-pub(super) async fn submit(rig: &Rig, id: &str) -> Value {
+pub(super) async fn submit(harness: &EventsHarness, id: &str) -> Value {
     let body = json!({"prompt": "how are you?", "id": id}).to_string();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let (status, answer) = post(rig, Some(EDITOR), "a/x", &body).await;
+        let (status, answer) = post(harness, Some(EDITOR), "a/x", &body).await;
         if status == StatusCode::ACCEPTED {
             return answer;
         }
@@ -59,15 +59,15 @@ pub(super) async fn until_ended(reader: &mut Reader, id: &str) -> Vec<Event> {
 
 #[tokio::test]
 async fn a_request_is_answered_and_its_response_is_in_the_events_for_those_who_may_read_texts() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
-    let accepted = submit(&rig, "one").await;
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
+    let accepted = submit(&harness, "one").await;
     assert_eq!(
         (&accepted["id"], &accepted["state"]),
         (&json!("request-one"), &json!("Accepted"))
     );
     let after = accepted["after"].as_i64().unwrap();
-    let mut reader = Reader::connect(&rig, EDITOR, &format!("?after={after}&messages=true"), None).await;
+    let mut reader = Reader::connect(&harness, EDITOR, &format!("?after={after}&messages=true"), None).await;
     let events = until_ended(&mut reader, "request-one").await;
     assert_eq!(events[0].name, "task:accepted");
     let end: Value = serde_json::from_str(&events.last().unwrap().data).unwrap();
@@ -79,46 +79,47 @@ async fn a_request_is_answered_and_its_response_is_in_the_events_for_those_who_m
     );
     assert!(response["result"].as_str().unwrap().contains(CANARY), "{response}");
     // A user who may only read events gets no text.
-    let mut reader = Reader::connect(&rig, READER, &format!("?after={after}"), None).await;
+    let mut reader = Reader::connect(&harness, READER, &format!("?after={after}"), None).await;
     let end = until_ended(&mut reader, "request-one").await.pop().unwrap();
     assert!(!end.data.contains(CANARY), "{}", end.data);
     // A repeated request has no further effect, and says where the events of the first one begin.
-    let repeated = submit(&rig, "one").await;
+    let repeated = submit(&harness, "one").await;
     assert_eq!(
         repeated,
         json!({"id": "request-one", "state": "Repeated", "after": after})
     );
     // Its user is named where it is answered, and no text is in a log.
-    assert!(!rig.output("worker").contains("how are you"));
-    assert!(!rig.output("gateway").contains("how are you"));
+    assert!(!harness.output("worker").contains("how are you"));
+    assert!(!harness.output("gateway").contains("how are you"));
 }
 
 #[tokio::test]
 async fn requests_are_answered_once_each_while_worker_and_gateway_are_killed() {
-    let mut rig = Rig::start().await;
-    rig.start_pod();
+    let mut harness = EventsHarness::start().await;
+    harness.start_pod();
     let mut after = None;
     for number in 0_u32..24 {
-        let accepted = submit(&rig, &number.to_string()).await;
+        let accepted = submit(&harness, &number.to_string()).await;
         after = after.or(accepted["after"].as_i64());
         match number % 6 {
             2 => {
                 // A task that the worker does not survive three times fails. On a busy machine three kills would hit
                 // one task, so that the one that was open at the kill before the last must have ended.
                 if let Some(earlier) = number.checked_sub(8) {
-                    let mut reader = Reader::connect(&rig, READER, &format!("?after={}", after.unwrap()), None).await;
+                    let mut reader =
+                        Reader::connect(&harness, READER, &format!("?after={}", after.unwrap()), None).await;
                     until_ended(&mut reader, &format!("request-{earlier}")).await;
                 }
-                rig.restart_worker().await;
+                harness.restart_worker().await;
             }
-            4 => rig.restart_gateway().await,
+            4 => harness.restart_gateway().await,
             _ => {}
         }
     }
     // Without an id, each request is another task.
-    let (status, last) = post(&rig, Some(EDITOR), "a/x", r#"{"prompt": "and now?"}"#).await;
+    let (status, last) = post(&harness, Some(EDITOR), "a/x", r#"{"prompt": "and now?"}"#).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{last}");
-    let mut reader = Reader::connect(&rig, READER, &format!("?after={}", after.unwrap()), None).await;
+    let mut reader = Reader::connect(&harness, READER, &format!("?after={}", after.unwrap()), None).await;
     let events = until_ended(&mut reader, last["id"].as_str().unwrap()).await;
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for event in events.iter().filter(|event| event.name == "task:ended") {
@@ -141,13 +142,13 @@ async fn a_response_that_json_makes_much_longer_is_shortened_and_does_not_block_
     #[case] character: char,
     #[case] yaml: &str,
 ) {
-    let mut rig = Rig::start().await;
+    let mut harness = EventsHarness::start().await;
     let text = yaml.replacen(&yaml[1..yaml.len() - 1], &yaml[1..yaml.len() - 1].repeat(63_000), 1);
-    rig.set_script(&format!("turns: [{{text: {text}, delayMilliseconds: 20}}]"));
-    rig.start_pod();
-    let accepted = submit(&rig, "one").await;
+    harness.set_script(&format!("turns: [{{text: {text}, delayMilliseconds: 20}}]"));
+    harness.start_pod();
+    let accepted = submit(&harness, "one").await;
     let mut reader = Reader::connect(
-        &rig,
+        &harness,
         EDITOR,
         &format!("?after={}&messages=true", accepted["after"]),
         None,
@@ -201,8 +202,8 @@ async fn what_is_wrong_with_a_request_is_said(
     #[case] status: u16,
     #[case] message: &str,
 ) {
-    let rig = Rig::start().await;
-    let (found, answer) = post(&rig, token, agent, body).await;
+    let harness = EventsHarness::start().await;
+    let (found, answer) = post(&harness, token, agent, body).await;
     assert_eq!(found.as_u16(), status, "{answer}");
     assert!(answer["message"].as_str().unwrap().contains(message), "{answer}");
 }

@@ -6,18 +6,18 @@ use std::path::Path;
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::link::events::EventsPage;
 use agentloop::link::messages::{Directives, LoopTotals};
-use agentloop::link::text_fragments::{MOST_FRAGMENT_BYTES, RelayedTextFragment, TextFragment};
+use agentloop::link::text_fragments::{MAX_FRAGMENT_BYTES, RelayedTextFragment, TextFragment};
 use agentloop::plugin::ExitStatus;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::harness::{CANARY, EDITOR, EPOCH, EventsHarness, PATIENCE, READER, agent_key, patience, pod_of};
 use super::plugin::run_into;
 use super::reader::{Event, Reader};
-use super::rig::{CANARY, EDITOR, EPOCH, PATIENCE, READER, Rig, agent_key, patience, pod_of};
 use super::tasks::{submit, until_ended};
-use crate::gateway::provider::{Act, Provider, Step, send};
+use crate::gateway::provider::{Provider, ScriptedResponse, Step, send};
 
 /// A piece of an answer.
 fn piece(text: &str) -> Step {
@@ -43,15 +43,15 @@ fn end() -> Step {
 }
 
 /// A pod in mode Task whose model is controlled by the test.
-async fn rig() -> (Rig, Provider) {
-    let (mut rig, provider) = (Rig::start().await, Provider::start().await);
-    rig.spec = json!({
+async fn harness() -> (EventsHarness, Provider) {
+    let (mut harness, provider) = (EventsHarness::start().await, Provider::start().await);
+    harness.spec = json!({
         "instructions": "Be brief.",
         "mode": "Task", "task": {},
         "model": {"api": "OpenAIChat", "name": "m", "baseURL": format!("http://{}/v1", provider.address)},
     });
-    rig.start_pod();
-    (rig, provider)
+    harness.start_pod();
+    (harness, provider)
 }
 
 fn data(event: &Event) -> Value {
@@ -92,7 +92,7 @@ fn response(events: &[Event]) -> Value {
 
 #[tokio::test]
 async fn the_first_text_is_read_before_the_model_has_ended_and_cursors_stay_as_without_it() {
-    let (rig, provider) = rig().await;
+    let (harness, provider) = harness().await;
     let steps = vec![
         thought("canary-of-reasoning"),
         piece(CANARY),
@@ -101,12 +101,12 @@ async fn the_first_text_is_read_before_the_model_has_ended_and_cursors_stay_as_w
         piece("fine."),
         end(),
     ];
-    provider.will(Act::stream(steps));
-    let mut reader = Reader::connect(&rig, EDITOR, "?after=latest&messages=true&text=true", None).await;
+    provider.will(ScriptedResponse::stream(steps));
+    let mut reader = Reader::connect(&harness, EDITOR, "?after=latest&messages=true&text=true", None).await;
     let start = reader.take(1).await.remove(0);
     assert_eq!(start.name, "start");
-    let mut without = Reader::connect(&rig, READER, "?after=0", None).await;
-    submit(&rig, "one").await;
+    let mut without = Reader::connect(&harness, READER, "?after=0", None).await;
+    submit(&harness, "one").await;
     let first = next_text(&mut reader).await;
     assert_eq!(
         (first.task.as_str(), first.attempt, first.offset, first.text.as_str()),
@@ -141,13 +141,13 @@ async fn the_first_text_is_read_before_the_model_has_ended_and_cursors_stay_as_w
             .eq(last + 1 - i64::try_from(ids.len()).unwrap()..=last)
     );
     // And the cursor continues after a connection with text.
-    provider.will(Act::stream(vec![piece("Yes."), end()]));
-    submit(&rig, "two").await;
-    let mut again = Reader::connect(&rig, EDITOR, "?messages=true&text=true", Some(last)).await;
+    provider.will(ScriptedResponse::stream(vec![piece("Yes."), end()]));
+    submit(&harness, "two").await;
+    let mut again = Reader::connect(&harness, EDITOR, "?messages=true&text=true", Some(last)).await;
     let (_, events) = rest(&mut again, "request-two").await;
     assert_eq!(events[0].id, Some(last + 1));
     for log in ["worker", "gateway"] {
-        let log = rig.output(log);
+        let log = harness.output(log);
         assert!(!log.contains(CANARY) && !log.contains("canary-of-reasoning"));
     }
 }
@@ -171,11 +171,11 @@ fn files_with(directory: &Path, text: &str) -> Vec<String> {
 #[tokio::test]
 async fn text_of_a_failed_attempt_is_void_and_in_no_file() {
     const VOID: &str = "canary-void-9a3d";
-    let (rig, provider) = rig().await;
-    provider.will(Act::stream(vec![piece(VOID), Step::Hold, Step::Cut]));
-    provider.will(Act::stream(vec![piece("Right."), Step::Hold, end()]));
-    let mut reader = Reader::connect(&rig, EDITOR, "?after=0&messages=true&text=true", None).await;
-    submit(&rig, "one").await;
+    let (harness, provider) = harness().await;
+    provider.will(ScriptedResponse::stream(vec![piece(VOID), Step::Hold, Step::Cut]));
+    provider.will(ScriptedResponse::stream(vec![piece("Right."), Step::Hold, end()]));
+    let mut reader = Reader::connect(&harness, EDITOR, "?after=0&messages=true&text=true", None).await;
+    submit(&harness, "one").await;
     let first = next_text(&mut reader).await;
     assert_eq!((first.attempt, first.text.as_str()), (1, VOID));
     provider.release_one();
@@ -186,7 +186,7 @@ async fn text_of_a_failed_attempt_is_void_and_in_no_file() {
     let (_, events) = rest(&mut reader, "request-one").await;
     assert_eq!(response(&events)["result"], "Right.");
     // Neither journal and history, nor the record of the gateway, nor logs.
-    let journal = rig.path("journal");
+    let journal = harness.path("journal");
     let folder = journal.parent().unwrap();
     assert_eq!(files_with(folder, VOID), Vec::<String>::new());
     assert!(
@@ -197,12 +197,17 @@ async fn text_of_a_failed_attempt_is_void_and_in_no_file() {
 
 #[tokio::test]
 async fn a_worker_that_is_killed_sends_the_text_again_from_its_beginning_and_the_answer_is_whole() {
-    let (mut rig, provider) = rig().await;
-    provider.will(Act::stream(vec![piece("All is "), Step::Hold, piece("well."), end()]));
-    let mut reader = Reader::connect(&rig, EDITOR, "?after=0&messages=true&text=true", None).await;
-    submit(&rig, "one").await;
+    let (mut harness, provider) = harness().await;
+    provider.will(ScriptedResponse::stream(vec![
+        piece("All is "),
+        Step::Hold,
+        piece("well."),
+        end(),
+    ]));
+    let mut reader = Reader::connect(&harness, EDITOR, "?after=0&messages=true&text=true", None).await;
+    submit(&harness, "one").await;
     let first = next_text(&mut reader).await;
-    rig.restart_worker().await;
+    harness.restart_worker().await;
     let again = next_text(&mut reader).await;
     assert_eq!(again, first, "the same call, from its beginning");
     provider.release();
@@ -213,22 +218,22 @@ async fn a_worker_that_is_killed_sends_the_text_again_from_its_beginning_and_the
 
 #[tokio::test]
 async fn a_pod_is_asked_for_text_only_while_somebody_reads_it() {
-    let (rig, provider) = rig().await;
-    let asks_for_text = || rig.directives().readings.iter().any(|reading| reading.text);
-    provider.will(Act::stream(vec![
+    let (harness, provider) = harness().await;
+    let asks_for_text = || harness.directives().readings.iter().any(|reading| reading.text);
+    provider.will(ScriptedResponse::stream(vec![
         piece("before "),
         Step::Hold,
         piece("after"),
         Step::Hold,
         end(),
     ]));
-    let mut events = Reader::connect(&rig, EDITOR, "?after=0&messages=true", None).await;
+    let mut events = Reader::connect(&harness, EDITOR, "?after=0&messages=true", None).await;
     events.take(1).await;
-    submit(&rig, "one").await;
+    submit(&harness, "one").await;
     provider.until_asked(1).await;
     assert!(!asks_for_text());
     // Its first page shows that the worker knows of it; the text before may be lost.
-    let mut reader = Reader::connect(&rig, EDITOR, "?after=latest&text=true", None).await;
+    let mut reader = Reader::connect(&harness, EDITOR, "?after=latest&text=true", None).await;
     reader.take(1).await;
     assert!(asks_for_text());
     provider.release_one();
@@ -262,15 +267,15 @@ fn fragment(epoch: i64, text: &str) -> RelayedTextFragment {
 
 #[tokio::test]
 async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_the_bound() {
-    let rig = Rig::start().await;
-    let pod = rig.link_client();
+    let harness = EventsHarness::start().await;
+    let pod = harness.link_client();
     pod.text(&fragment(EPOCH, "nobody reads")).await.unwrap();
     let mut readers = Vec::new();
     for (reading, query) in [(1, "?text=true"), (2, "?messages=true")] {
-        let request = rig.client.get(rig.events_url("a/x", query)).bearer_auth(EDITOR);
+        let request = harness.client.get(harness.events_url("a/x", query)).bearer_auth(EDITOR);
         let sent = tokio::spawn(async move { request.send().await.unwrap() });
         patience("the reading", || {
-            rig.directives().readings.len() == usize::try_from(reading).unwrap()
+            harness.directives().readings.len() == usize::try_from(reading).unwrap()
         })
         .await;
         let page = EventsPage {
@@ -281,17 +286,18 @@ async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_
         pod.events(&page).await.unwrap();
         readers.push(Reader::connected(sent.await.unwrap()));
     }
-    rig.loops.expect_pod(
+    harness.loops.expect_pod(
         (&agent_key("y"), "uid-of-y"),
         pod_of("y"),
         LoopTotals::default(),
         Directives::default(),
     );
-    rig.link_client_of("y")
+    harness
+        .link_client_of("y")
         .text(&fragment(EPOCH, "of another"))
         .await
         .unwrap();
-    let longest = "x".repeat(MOST_FRAGMENT_BYTES);
+    let longest = "x".repeat(MAX_FRAGMENT_BYTES);
     let refused = pod.text(&fragment(EPOCH, &format!("{longest}x"))).await.unwrap_err();
     assert!(refused.to_string().contains("at most 4096 bytes"), "{refused}");
     assert!(pod.text(&fragment(EPOCH - 1, "old")).await.is_err());
@@ -317,7 +323,7 @@ async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_
         uid: "newer".into(),
         epoch: EPOCH + 1,
     };
-    rig.loops.expect_pod(
+    harness.loops.expect_pod(
         (&agent_key("x"), "uid-of-x"),
         newer,
         LoopTotals::default(),
@@ -352,11 +358,19 @@ impl Write for WatchedScreen {
 
 #[tokio::test]
 async fn the_plugin_prints_text_as_it_arrives_marks_what_is_void_and_prints_nothing_twice() {
-    let (rig, provider) = rig().await;
-    provider.will(Act::stream(vec![piece("Al"), Step::Hold, Step::Cut]));
-    provider.will(Act::stream(vec![piece("All is "), Step::Hold, piece("well."), end()]));
-    provider.will(Act::stream(vec![piece("As before"), end()]));
-    patience("the pod is connected", || rig.output("worker").contains("loop:started")).await;
+    let (harness, provider) = harness().await;
+    provider.will(ScriptedResponse::stream(vec![piece("Al"), Step::Hold, Step::Cut]));
+    provider.will(ScriptedResponse::stream(vec![
+        piece("All is "),
+        Step::Hold,
+        piece("well."),
+        end(),
+    ]));
+    provider.will(ScriptedResponse::stream(vec![piece("As before"), end()]));
+    patience("the pod is connected", || {
+        harness.output("worker").contains("loop:started")
+    })
+    .await;
     let screen = WatchedScreen(watch::Sender::default());
     let mut out = screen.clone();
     let watch = async {
@@ -365,13 +379,13 @@ async fn the_plugin_prints_text_as_it_arrives_marks_what_is_void_and_prints_noth
         screen.until("All is ").await;
         provider.release_one();
     };
-    let run = run_into(&rig, EDITOR, "run x --prompt count --stream", &mut out);
+    let run = run_into(&harness, EDITOR, "run x --prompt count --stream", &mut out);
     let ((status, err), ()) = tokio::join!(run, watch);
     assert_eq!(status, ExitStatus::Success, "{err}");
     let void = "[the model call failed and is tried again: the text above is void]";
     assert_eq!(*screen.0.borrow(), format!("Al\n{void}\nAll is well.\n"));
     let mut out = Vec::new();
-    let (status, err) = run_into(&rig, EDITOR, "run x --prompt count", &mut out).await;
+    let (status, err) = run_into(&harness, EDITOR, "run x --prompt count", &mut out).await;
     assert_eq!(
         (status, out.as_slice()),
         (ExitStatus::Success, &b"As before\n"[..]),

@@ -17,15 +17,15 @@ fn rounds(share: u64, mut round: impl FnMut(&mut Random)) {
     let rounds: u64 = std::env::var("AGENTLOOP_FUZZ_ROUNDS")
         .map_or(2_000, |text| text.parse().expect("AGENTLOOP_FUZZ_ROUNDS is a number"));
     for seed in 0..(rounds / share).max(1) {
-        let _told = Told(seed);
+        let _told = PrintSeedOnPanic(seed);
         round(&mut Random::new(seed));
     }
 }
 
 /// Names the seed of a round that fails.
-struct Told(u64);
+struct PrintSeedOnPanic(u64);
 
-impl Drop for Told {
+impl Drop for PrintSeedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("in the round with seed {}", self.0);

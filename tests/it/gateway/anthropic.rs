@@ -6,8 +6,8 @@ use reqwest::StatusCode;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::provider::{ANSWER, Act, Step, send};
-use super::world::{KEY, PROMPT, World, failure, kinds, stream_failure, streamed, whole};
+use super::harness::{GatewayHarness, KEY, PROMPT, failure, kinds, stream_failure, streamed, whole};
+use super::provider::{ANSWER, ScriptedResponse, Step, send};
 
 /// A whole answer: 21 tokens of input from no cache, 300 read, 40 and 5 written, 20 of output.
 const MESSAGE: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"canary-answer"}],"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":21,"cache_creation_input_tokens":45,"cache_read_input_tokens":300,"cache_creation":{"ephemeral_5m_input_tokens":40,"ephemeral_1h_input_tokens":5},"output_tokens":20,"service_tier":"standard"}}"#;
@@ -37,17 +37,17 @@ const BILLING: &str = r#"{"type":"error","error":{"type":"billing_error","messag
 const CREDIT: &str =
     r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low, canary"}}"#;
 
-async fn started_with(fields: Value) -> World {
-    World::of_format("AnthropicMessages", "", "/v1/messages", &fields).await
+async fn started_with(fields: Value) -> GatewayHarness {
+    GatewayHarness::of_format("AnthropicMessages", "", "/v1/messages", &fields).await
 }
 
-async fn started() -> World {
+async fn started() -> GatewayHarness {
     started_with(json!({})).await
 }
 
 /// Input from no cache, read from it, written to it; output.
-async fn counted(world: &World, calls: i64, unknown: i64) -> [i64; 4] {
-    let usage = world.until_counted(calls, unknown).await.usage;
+async fn counted(harness: &GatewayHarness, calls: i64, unknown: i64) -> [i64; 4] {
+    let usage = harness.until_counted(calls, unknown).await.usage;
     [
         usage.input_tokens,
         usage.cache_read_tokens,
@@ -58,35 +58,36 @@ async fn counted(world: &World, calls: i64, unknown: i64) -> [i64; 4] {
 
 #[tokio::test]
 async fn a_whole_message_passes_byte_for_byte_and_each_kind_of_token_is_counted_once() {
-    let world = started().await;
-    world.provider.will(Act::json(200, MESSAGE));
-    assert_eq!(world.ask("t1c1a1").await, (StatusCode::OK, MESSAGE.to_owned()));
-    assert_eq!(counted(&world, 1, 0).await, [21, 300, 45, 20]);
+    let harness = started().await;
+    harness.provider.will(ScriptedResponse::json(200, MESSAGE));
+    assert_eq!(harness.ask("t1c1a1").await, (StatusCode::OK, MESSAGE.to_owned()));
+    assert_eq!(counted(&harness, 1, 0).await, [21, 300, 45, 20]);
 }
 
 #[tokio::test]
 async fn a_streamed_message_passes_unbuffered_and_its_counts_are_totals() {
-    let world = started().await;
-    world
+    let harness = started().await;
+    harness
         .provider
-        .will(Act::stream(vec![send(HEAD), Step::Hold, send(TAIL)]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+        .will(ScriptedResponse::stream(vec![send(HEAD), Step::Hold, send(TAIL)]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     assert_eq!(response.chunk().await.unwrap().unwrap(), HEAD);
-    world.provider.release();
+    harness.provider.release();
     assert_eq!(response.text().await.unwrap(), TAIL);
-    assert_eq!(counted(&world, 1, 0).await, [21, 300, 45, 20]);
+    assert_eq!(counted(&harness, 1, 0).await, [21, 300, 45, 20]);
 }
 
 #[tokio::test]
 async fn a_request_changes_in_the_named_fields_and_the_key_goes_into_its_own_header() {
     let extra = json!({"rag": {"on": true}, "tool_choice": "theirs"});
-    let world = started_with(json!({"extraBody": extra, "headers": {"X-Session-ID": "s", "User-Agent": "mine"}})).await;
-    world.provider.will(Act::json(200, MESSAGE));
+    let harness =
+        started_with(json!({"extraBody": extra, "headers": {"X-Session-ID": "s", "User-Agent": "mine"}})).await;
+    harness.provider.will(ScriptedResponse::json(200, MESSAGE));
     let body = json!({"model": "m", "max_tokens": 9, "tool_choice": "ours", "system": "be",
         "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}], "tools": [{"name": "a"}]});
-    world.call("t4c2a3", &body).await;
-    let seen = &world.provider.seen()[0];
+    harness.call("t4c2a3", &body).await;
+    let seen = &harness.provider.seen()[0];
     let mut expected = body.to_string().replace("\"max_tokens\":9", "\"max_tokens\":77");
     expected = expected.replace("\"ours\"", "\"theirs\"");
     expected.truncate(expected.len() - 1);
@@ -111,12 +112,12 @@ async fn a_request_changes_in_the_named_fields_and_the_key_goes_into_its_own_hea
 #[case(json!({"headers": {"X-Agentloop-Call": "canary"}}), "X-Agentloop-Call")]
 #[tokio::test]
 async fn a_spec_that_admission_should_have_refused_makes_no_call(#[case] fields: Value, #[case] named: &str) {
-    let world = started_with(fields).await;
-    let failure = failure(world.call("t1c1a1", &whole()).await).await;
+    let harness = started_with(fields).await;
+    let failure = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(failure.kind, FailureKind::BadResponse);
     assert!(failure.message.contains(named), "{}", failure.message);
     assert!(!failure.message.contains("canary"), "{}", failure.message);
-    assert!(world.provider.seen().is_empty());
+    assert!(harness.provider.seen().is_empty());
 }
 
 #[rstest]
@@ -125,36 +126,36 @@ async fn a_spec_that_admission_should_have_refused_makes_no_call(#[case] fields:
 #[case(json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "canary"}}]}]}))]
 #[tokio::test]
 async fn a_request_whose_bill_has_no_bound_is_not_sent(#[case] fields: Value) {
-    let world = started().await;
+    let harness = started().await;
     let mut body = whole();
     for (name, value) in fields.as_object().unwrap() {
         body[name] = value.clone();
     }
-    let failure = failure(world.call("t1c1a1", &body).await).await;
+    let failure = failure(harness.call("t1c1a1", &body).await).await;
     assert_eq!(failure.kind, FailureKind::BadResponse);
     assert!(!failure.message.contains("canary"), "{}", failure.message);
-    assert!(world.provider.seen().is_empty());
+    assert!(harness.provider.seen().is_empty());
 }
 
 /// A stream with nothing but this error.
-fn in_stream(kind: &str, message: &str) -> Act {
+fn in_stream(kind: &str, message: &str) -> ScriptedResponse {
     let event = json!({"type": "error", "error": {"type": kind, "message": message}});
-    Act::stream(vec![send(&format!("event: error\ndata: {event}\n\n"))])
+    ScriptedResponse::stream(vec![send(&format!("event: error\ndata: {event}\n\n"))])
 }
 
 #[rstest]
-#[case::bad_key(Act::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
-#[case::forbidden(Act::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
-#[case::no_credit(Act::json(400, CREDIT), FailureKind::QuotaExceeded, None, 0)]
-#[case::billing(Act::json(402, BILLING), FailureKind::QuotaExceeded, None, 0)]
-#[case::rate(Act::json(429, RATE).with("retry-after", "7"), FailureKind::RateLimited, Some(7000), 0)]
-#[case::quota(Act::json(429, BILLING), FailureKind::QuotaExceeded, None, 0)]
-#[case::overloaded(Act::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
-#[case::refused(Act::json(400, RATE), FailureKind::BadResponse, None, 0)]
-#[case::garbage(Act::json(200, "<html>"), FailureKind::BadResponse, None, 1)]
-#[case::another_format(Act::json(200, ANSWER), FailureKind::BadResponse, None, 1)]
-#[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
-#[case::error_in_stream(Act::stream(vec![send("event: error\ndata: {\"type\":\"error\"}\n\n")]), FailureKind::Unreachable, None, 1)]
+#[case::bad_key(ScriptedResponse::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
+#[case::forbidden(ScriptedResponse::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
+#[case::no_credit(ScriptedResponse::json(400, CREDIT), FailureKind::QuotaExceeded, None, 0)]
+#[case::billing(ScriptedResponse::json(402, BILLING), FailureKind::QuotaExceeded, None, 0)]
+#[case::rate(ScriptedResponse::json(429, RATE).with("retry-after", "7"), FailureKind::RateLimited, Some(7000), 0)]
+#[case::quota(ScriptedResponse::json(429, BILLING), FailureKind::QuotaExceeded, None, 0)]
+#[case::overloaded(ScriptedResponse::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
+#[case::refused(ScriptedResponse::json(400, RATE), FailureKind::BadResponse, None, 0)]
+#[case::garbage(ScriptedResponse::json(200, "<html>"), FailureKind::BadResponse, None, 1)]
+#[case::another_format(ScriptedResponse::json(200, ANSWER), FailureKind::BadResponse, None, 1)]
+#[case::garbage_stream(ScriptedResponse::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
+#[case::error_in_stream(ScriptedResponse::stream(vec![send("event: error\ndata: {\"type\":\"error\"}\n\n")]), FailureKind::Unreachable, None, 1)]
 #[case::overloaded_in_stream(in_stream("overloaded_error", "canary"), FailureKind::Unreachable, None, 1)]
 #[case::rate_in_stream(in_stream("rate_limit_error", "canary"), FailureKind::RateLimited, None, 0)]
 #[case::too_long_in_stream(
@@ -172,20 +173,20 @@ fn in_stream(kind: &str, message: &str) -> Act {
     None,
     0
 )]
-#[case::empty_stream(Act::stream(vec![]), FailureKind::Unreachable, None, 1)]
+#[case::empty_stream(ScriptedResponse::stream(vec![]), FailureKind::Unreachable, None, 1)]
 #[case::cut_body(
-    Act { steps: vec![send("{\"typ"), Step::Cut], ..Act::json(200, "") }, FailureKind::Unreachable, None, 1
+    ScriptedResponse { steps: vec![send("{\"typ"), Step::Cut], ..ScriptedResponse::json(200, "") }, FailureKind::Unreachable, None, 1
 )]
 #[tokio::test]
 async fn a_fault_is_of_one_kind_and_is_counted_once(
-    #[case] act: Act,
+    #[case] act: ScriptedResponse,
     #[case] kind: FailureKind,
     #[case] retry_after: Option<u64>,
     #[case] unknown: i64,
 ) {
-    let world = started().await;
-    world.provider.will(act);
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    let harness = started().await;
+    harness.provider.will(act);
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     // Lines that are no data pass before the fault shows.
     let first = if response.status() == StatusCode::OK {
         let mut body = String::new();
@@ -198,14 +199,14 @@ async fn a_fault_is_of_one_kind_and_is_counted_once(
     };
     assert_eq!(kinds(&first), (kind, retry_after));
     assert!(!first.message.contains("canary"), "{}", first.message);
-    assert_eq!(failure(world.call("t1c1a1", &streamed()).await).await, first);
-    assert_eq!(world.provider.seen().len(), 1);
-    assert_eq!(counted(&world, 1, unknown).await, [0; 4]);
-    world.provider.will(Act::json(200, MESSAGE));
-    assert_eq!(world.ask("t1c1a2").await.1, MESSAGE);
-    assert_eq!(world.until_counted(2, unknown).await.model.unwrap().failure, None);
+    assert_eq!(failure(harness.call("t1c1a1", &streamed()).await).await, first);
+    assert_eq!(harness.provider.seen().len(), 1);
+    assert_eq!(counted(&harness, 1, unknown).await, [0; 4]);
+    harness.provider.will(ScriptedResponse::json(200, MESSAGE));
+    assert_eq!(harness.ask("t1c1a2").await.1, MESSAGE);
+    assert_eq!(harness.until_counted(2, unknown).await.model.unwrap().failure, None);
     for canary in ["canary-key", PROMPT] {
-        assert!(!world.log().contains(canary), "{}", world.log());
+        assert!(!harness.log().contains(canary), "{}", harness.log());
     }
 }
 
@@ -217,40 +218,43 @@ async fn a_fault_is_of_one_kind_and_is_counted_once(
 )]
 #[tokio::test]
 async fn a_stream_that_is_cut_before_its_last_count_is_unknown(#[case] more: &str) {
-    let world = started().await;
+    let harness = started().await;
     let begun = format!("{HEAD}{more}");
-    world
+    harness
         .provider
-        .will(Act::stream(vec![send(&begun), Step::Hold, Step::Cut]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+        .will(ScriptedResponse::stream(vec![send(&begun), Step::Hold, Step::Cut]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     let mut before = String::new();
     while before.len() < begun.len() {
         before.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
     }
-    world.provider.release();
+    harness.provider.release();
     let (_, failed) = stream_failure(&response.text().await.unwrap());
     assert_eq!(failed.kind, FailureKind::Unreachable);
-    assert_eq!(counted(&world, 1, 1).await, [0; 4]);
+    assert_eq!(counted(&harness, 1, 1).await, [0; 4]);
 }
 
 #[tokio::test]
 async fn a_stream_that_is_cut_after_its_last_count_is_counted() {
-    let world = started().await;
+    let harness = started().await;
     let (all, _) = TAIL.split_once("event: message_stop").unwrap();
-    world
-        .provider
-        .will(Act::stream(vec![send(HEAD), send(all), Step::Hold, Step::Cut]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(HEAD),
+        send(all),
+        Step::Hold,
+        Step::Cut,
+    ]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     let mut before = String::new();
     while !before.contains("\"output_tokens\":20") {
         before.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
     }
-    world.provider.release();
+    harness.provider.release();
     assert_eq!(
         stream_failure(&response.text().await.unwrap()).1.kind,
         FailureKind::Unreachable
     );
-    assert_eq!(counted(&world, 1, 0).await, [21, 300, 45, 20]);
+    assert_eq!(counted(&harness, 1, 0).await, [21, 300, 45, 20]);
 }
 
 #[rstest]
@@ -260,9 +264,9 @@ async fn a_stream_that_is_cut_after_its_last_count_is_counted() {
 #[case::a_tool_of_the_server(json!({"input_tokens": 3, "output_tokens": 4, "server_tool_use": {"web_search_requests": 1}}))]
 #[tokio::test]
 async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[case] usage: Value) {
-    let world = started().await;
+    let harness = started().await;
     let answer = json!({"type": "message", "content": [], "usage": usage}).to_string();
-    world.provider.will(Act::json(200, &answer));
-    assert_eq!(world.ask("t1c1a1").await.1, answer);
-    assert_eq!(counted(&world, 1, 1).await, [0; 4]);
+    harness.provider.will(ScriptedResponse::json(200, &answer));
+    assert_eq!(harness.ask("t1c1a1").await.1, answer);
+    assert_eq!(counted(&harness, 1, 1).await, [0; 4]);
 }

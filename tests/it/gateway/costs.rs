@@ -11,36 +11,36 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 
 use super::budgets::{price, told};
-use super::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, send};
+use super::harness::{GatewayHarness, streamed, whole};
+use super::provider::{ANSWER, STREAM_HEAD, STREAM_TAIL, ScriptedResponse, send};
 use super::scripted::scripted;
-use super::world::{World, streamed, whole};
 
 /// By [`price`] 10 + 15 + 9 = 34 micro-dollars.
 const SCRIPT: &str = "turns: [{text: one, usage: {inputTokens: 10, outputTokens: 5, cacheReadTokens: 90}}]";
 
-async fn priced(world: &World, price: Option<ModelPrice>) {
+async fn priced(harness: &GatewayHarness, price: Option<ModelPrice>) {
     let prices = price.map(|price| ("m".to_owned(), price));
-    world
+    harness
         .controller
         .ledger(|ledger| ledger.terms.prices = prices.into_iter().collect());
-    told(world).await;
+    told(harness).await;
 }
 
 /// Header and body of an answer.
-async fn heard(world: &World, id: &str, stream: bool) -> (Option<String>, String) {
-    let response = world.call(id, &if stream { streamed() } else { whole() }).await;
+async fn heard(harness: &GatewayHarness, id: &str, stream: bool) -> (Option<String>, String) {
+    let response = harness.call(id, &if stream { streamed() } else { whole() }).await;
     let header = response.headers().get(COST_HEADER);
     let header = header.map(|cost| cost.to_str().unwrap().to_owned());
     (header, response.text().await.unwrap())
 }
 
 /// The answer of a call as a worker reads it.
-async fn read(world: &World, id: &str, stream: bool) -> ModelAnswer {
-    let model: ModelSpec = serde_json::from_value(world.model.clone()).unwrap();
+async fn read(harness: &GatewayHarness, id: &str, stream: bool) -> ModelAnswer {
+    let model: ModelSpec = serde_json::from_value(harness.model.clone()).unwrap();
     let model = ModelSpec { stream, ..model };
     let format = WireFormat::of(&model, &[]);
     let body = format.request(&model, &[Message::User { text: "x".into() }], &[]);
-    let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
+    let client = GatewayClient::new(&harness.path("gateway.sock")).unwrap();
     let call = (id.parse().unwrap(), CallPurpose::Turn);
     client.call(call, format, body, None).await.unwrap()
 }
@@ -50,12 +50,12 @@ async fn read(world: &World, id: &str, stream: bool) -> ModelAnswer {
 async fn an_answer_says_what_it_cost_as_often_as_it_is_given_and_the_servers_bytes_stay(
     #[values(false, true)] stream: bool,
 ) {
-    let mut world = scripted(SCRIPT).await;
-    let (header, plain) = heard(&world, "t1c1a1", stream).await;
+    let mut harness = scripted(SCRIPT).await;
+    let (header, plain) = heard(&harness, "t1c1a1", stream).await;
     assert_eq!((header, plain.contains(COST_EVENT)), (None, false), "no price, no cost");
-    assert_eq!(read(&world, "t1c1a1", stream).await.cost, None);
-    priced(&world, Some(price())).await;
-    let said = heard(&world, "t2c1a1", stream).await;
+    assert_eq!(read(&harness, "t1c1a1", stream).await.cost, None);
+    priced(&harness, Some(price())).await;
+    let said = heard(&harness, "t2c1a1", stream).await;
     let cost = format!("\nevent: {COST_EVENT}\ndata: 34\n\n");
     if stream {
         assert!(
@@ -66,14 +66,14 @@ async fn an_answer_says_what_it_cost_as_often_as_it_is_given_and_the_servers_byt
         assert_eq!(said.0.as_deref(), Some("34"));
         assert!(serde_json::from_str::<serde_json::Value>(&said.1).is_ok());
     }
-    assert_eq!(heard(&world, "t2c1a1", stream).await, said);
-    let answer = read(&world, "t2c1a1", stream).await;
+    assert_eq!(heard(&harness, "t2c1a1", stream).await, said);
+    let answer = read(&harness, "t2c1a1", stream).await;
     assert_eq!((answer.text.as_deref(), answer.cost), (Some("one"), Some(34)));
-    world.kill();
-    world.start().await;
-    assert_eq!(heard(&world, "t2c1a1", stream).await, said, "kept over a restart");
+    harness.kill();
+    harness.start().await;
+    assert_eq!(heard(&harness, "t2c1a1", stream).await, said, "kept over a restart");
     assert_eq!(
-        read(&world, "t1c1a1", stream).await.cost,
+        read(&harness, "t1c1a1", stream).await.cost,
         None,
         "its price was not known then"
     );
@@ -81,36 +81,38 @@ async fn an_answer_says_what_it_cost_as_often_as_it_is_given_and_the_servers_byt
 
 #[tokio::test]
 async fn a_price_of_nothing_is_a_cost_of_nothing_and_no_unknown_one() {
-    let world = scripted(SCRIPT).await;
+    let harness = scripted(SCRIPT).await;
     let free = ModelPrice {
         input_per_million: "0".into(),
         output_per_million: "0".into(),
         ..ModelPrice::default()
     };
-    priced(&world, Some(free)).await;
-    assert_eq!(heard(&world, "t1c1a1", false).await.0.as_deref(), Some("0"));
-    assert_eq!(read(&world, "t2c1a1", true).await.cost, Some(0));
+    priced(&harness, Some(free)).await;
+    assert_eq!(heard(&harness, "t1c1a1", false).await.0.as_deref(), Some("0"));
+    assert_eq!(read(&harness, "t2c1a1", true).await.cost, Some(0));
 }
 
 #[tokio::test]
 async fn an_answer_whose_use_nobody_knows_has_no_cost() {
-    let world = World::started().await;
-    priced(&world, Some(price())).await;
-    world.provider.will(Act::json(200, &ANSWER.replace("usage", "unusual")));
-    assert_eq!(heard(&world, "t1c1a1", false).await.0, None);
-    world.until_counted(1, 1).await;
+    let harness = GatewayHarness::started().await;
+    priced(&harness, Some(price())).await;
+    harness
+        .provider
+        .will(ScriptedResponse::json(200, &ANSWER.replace("usage", "unusual")));
+    assert_eq!(heard(&harness, "t1c1a1", false).await.0, None);
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn a_stream_without_an_end_mark_says_what_it_cost_too() {
-    let world = World::started().await;
-    priced(&world, Some(price())).await;
+    let harness = GatewayHarness::started().await;
+    priced(&harness, Some(price())).await;
     let unmarked = STREAM_TAIL.replace("data: [DONE]\n\n", "");
     assert_ne!(unmarked, STREAM_TAIL);
-    world
+    harness
         .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(&unmarked)]));
-    let answer = read(&world, "t1c1a1", true).await;
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), send(&unmarked)]));
+    let answer = read(&harness, "t1c1a1", true).await;
     // 10 of input, 90 from the cache, 20 of output.
     assert_eq!(answer.cost, Some(10 + 9 + 60));
 }

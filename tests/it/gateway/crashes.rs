@@ -4,114 +4,116 @@ use agentloop::api::failure::FailureKind;
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 
-use super::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, Step, send};
-use super::world::{World, failure, streamed, whole, write};
+use super::harness::{GatewayHarness, failure, streamed, whole, write};
+use super::provider::{ANSWER, STREAM_HEAD, STREAM_TAIL, ScriptedResponse, Step, send};
 
 #[tokio::test]
 async fn killed_before_the_answer_the_call_is_lost_and_not_repeated() {
-    let mut world = World::started().await;
-    world.provider.will(Act::stream(vec![Step::Hold]));
-    let call = world.call_aside("t1c1a1", &whole());
-    world.provider.until_asked(1).await;
-    world.kill();
+    let mut harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![Step::Hold]));
+    let call = harness.call_aside("t1c1a1", &whole());
+    harness.provider.until_asked(1).await;
+    harness.kill();
     assert!(call.await.is_err(), "the worker sees its connection break");
-    world.start().await;
+    harness.start().await;
     assert_eq!(
-        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        failure(harness.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::Interrupted
     );
-    assert_eq!(world.provider.seen().len(), 1);
-    let usage = world.until_counted(1, 1).await.usage;
+    assert_eq!(harness.provider.seen().len(), 1);
+    let usage = harness.until_counted(1, 1).await.usage;
     assert_eq!((usage.input_tokens, usage.by_model[0].unknown_calls), (0, 1));
     // The next attempt has an id of its own, and is sent.
-    assert_eq!(world.ask("t1c1a2").await.1, ANSWER);
-    world.until_counted(2, 1).await;
+    assert_eq!(harness.ask("t1c1a2").await.1, ANSWER);
+    harness.until_counted(2, 1).await;
 }
 
 #[tokio::test]
 async fn killed_in_mid_stream_the_call_is_lost_and_not_repeated() {
-    let mut world = World::started().await;
-    world.provider.will(Act::stream(vec![send(STREAM_HEAD), Step::Hold]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    let mut harness = GatewayHarness::started().await;
+    harness
+        .provider
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), Step::Hold]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     response.chunk().await.unwrap().unwrap();
-    world.kill();
+    harness.kill();
     assert!(response.text().await.is_err());
-    world.start().await;
+    harness.start().await;
     assert_eq!(
-        failure(world.call("t1c1a1", &streamed()).await).await.kind,
+        failure(harness.call("t1c1a1", &streamed()).await).await.kind,
         FailureKind::Interrupted
     );
-    assert_eq!(world.provider.seen().len(), 1);
-    world.until_counted(1, 1).await;
+    assert_eq!(harness.provider.seen().len(), 1);
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn killed_after_the_answer_it_is_given_again_byte_for_byte_and_paid_once() {
-    let mut world = World::started().await;
-    world
+    let mut harness = GatewayHarness::started().await;
+    harness
         .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL)]));
-    let first = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
-    world.kill();
-    world.start().await;
-    let again = world.call("t1c1a1", &streamed()).await;
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL)]));
+    let first = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    harness.kill();
+    harness.start().await;
+    let again = harness.call("t1c1a1", &streamed()).await;
     assert_eq!(again.headers()["content-type"], "text/event-stream");
     assert_eq!(again.text().await.unwrap(), first);
-    assert_eq!(world.provider.seen().len(), 1);
-    let usage = world.until_counted(1, 0).await.usage;
+    assert_eq!(harness.provider.seen().len(), 1);
+    let usage = harness.until_counted(1, 0).await.usage;
     assert_eq!((usage.input_tokens, usage.output_tokens), (10, 20));
-    assert_eq!(world.errand("t1c1a1", "ack").await, StatusCode::NO_CONTENT);
-    world.kill();
-    world.start().await;
-    assert_eq!(world.call("t1c1a1", &streamed()).await.status(), StatusCode::CONFLICT);
+    assert_eq!(harness.errand("t1c1a1", "ack").await, StatusCode::NO_CONTENT);
+    harness.kill();
+    harness.start().await;
+    assert_eq!(harness.call("t1c1a1", &streamed()).await.status(), StatusCode::CONFLICT);
 }
 
 #[tokio::test]
 async fn an_answer_that_the_worker_has_whole_is_on_disk() {
-    let mut world = World::new().await;
+    let mut harness = GatewayHarness::new().await;
     // Whatever the moment of the kill: who got the end of an answer can get it again.
     for turn in 1..=10 {
-        world.start().await;
+        harness.start().await;
         let id = format!("t{turn}c1a1");
-        let (status, first) = world.ask(&id).await;
-        world.kill();
+        let (status, first) = harness.ask(&id).await;
+        harness.kill();
         assert_eq!(status, StatusCode::OK);
-        world.start().await;
-        assert_eq!(world.ask(&id).await, (status, first));
-        world.kill();
+        harness.start().await;
+        assert_eq!(harness.ask(&id).await, (status, first));
+        harness.kill();
     }
-    assert_eq!(world.provider.seen().len(), 10);
-    world.start().await;
-    world.until_counted(10, 0).await;
+    assert_eq!(harness.provider.seen().len(), 10);
+    harness.start().await;
+    harness.until_counted(10, 0).await;
 }
 
 #[tokio::test]
 async fn a_kept_answer_is_given_without_the_controller() {
-    let mut world = World::started().await;
-    world.ask("t1c1a1").await;
-    world.kill();
-    world.controller.silence(true);
-    world.launch();
+    let mut harness = GatewayHarness::started().await;
+    harness.ask("t1c1a1").await;
+    harness.kill();
+    harness.controller.silence(true);
+    harness.launch();
     // Until it listens; the session itself has to wait for the controller.
-    while std::os::unix::net::UnixStream::connect(world.path("gateway.sock")).is_err() {
+    while std::os::unix::net::UnixStream::connect(harness.path("gateway.sock")).is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    assert_eq!(world.ask("t1c1a1").await, (StatusCode::OK, ANSWER.to_owned()));
-    let (status, _) = world.ask("t1c1a2").await;
+    assert_eq!(harness.ask("t1c1a1").await, (StatusCode::OK, ANSWER.to_owned()));
+    let (status, _) = harness.ask("t1c1a2").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(world.provider.seen().len(), 1);
+    assert_eq!(harness.provider.seen().len(), 1);
 }
 
 #[tokio::test]
 async fn a_damaged_record_is_refused_in_words() {
-    let mut world = World::new().await;
+    let mut harness = GatewayHarness::new().await;
     write(
-        &world.path("record/calls.db"),
+        &harness.path("record/calls.db"),
         "this is no database, and nobody can say what was paid for",
     );
-    world.launch();
-    assert_eq!(world.exited().await.code(), Some(1));
-    let log = world.log();
+    harness.launch();
+    assert_eq!(harness.exited().await.code(), Some(1));
+    let log = harness.log();
     assert!(log.contains("calls.db cannot be opened"), "{log}");
     assert!(log.contains("it is corrupted: move it away"), "{log}");
 }

@@ -5,43 +5,43 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::json;
 
-use super::provider::{ANSWER, Act, STREAM_HEAD, STREAM_TAIL, Step, send};
-use super::world::{World, failure, kinds, stream_failure, streamed, whole};
+use super::harness::{GatewayHarness, failure, kinds, stream_failure, streamed, whole};
+use super::provider::{ANSWER, STREAM_HEAD, STREAM_TAIL, ScriptedResponse, Step, send};
 
 const QUOTA: &str = r#"{"error":{"message":"You exceeded your quota","code":"insufficient_quota"}}"#;
 
 /// A stream with nothing but this error.
-fn in_stream(error: &serde_json::Value) -> Act {
-    Act::stream(vec![send(&format!("data: {}\n\n", json!({ "error": error })))])
+fn in_stream(error: &serde_json::Value) -> ScriptedResponse {
+    ScriptedResponse::stream(vec![send(&format!("data: {}\n\n", json!({ "error": error })))])
 }
 
 #[rstest]
-#[case::bad_key(Act::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
-#[case::forbidden(Act::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
-#[case::no_credit(Act::json(402, "{}"), FailureKind::QuotaExceeded, None, 0)]
-#[case::rate_in_seconds(Act::json(429, "{}").with("retry-after", "7"), FailureKind::RateLimited, Some(7000), 0)]
-#[case::rate_in_milliseconds(Act::json(429, "{}").with("retry-after-ms", "70"), FailureKind::RateLimited, Some(70), 0)]
-#[case::quota(Act::json(429, QUOTA), FailureKind::QuotaExceeded, None, 0)]
+#[case::bad_key(ScriptedResponse::json(401, "{}"), FailureKind::AuthenticationFailed, None, 0)]
+#[case::forbidden(ScriptedResponse::json(403, "{}"), FailureKind::AuthenticationFailed, None, 0)]
+#[case::no_credit(ScriptedResponse::json(402, "{}"), FailureKind::QuotaExceeded, None, 0)]
+#[case::rate_in_seconds(ScriptedResponse::json(429, "{}").with("retry-after", "7"), FailureKind::RateLimited, Some(7000), 0)]
+#[case::rate_in_milliseconds(ScriptedResponse::json(429, "{}").with("retry-after-ms", "70"), FailureKind::RateLimited, Some(70), 0)]
+#[case::quota(ScriptedResponse::json(429, QUOTA), FailureKind::QuotaExceeded, None, 0)]
 #[case::broken(
-    Act::json(500, r#"{"error":{"type":"server_error"}}"#),
+    ScriptedResponse::json(500, r#"{"error":{"type":"server_error"}}"#),
     FailureKind::Unreachable,
     None,
     0
 )]
-#[case::foreign_error(Act::json(500, "<html>"), FailureKind::Unreachable, None, 1)]
-#[case::proxy_timeout(Act::json(504, "<html>"), FailureKind::Unreachable, None, 1)]
-#[case::conflict(Act::json(409, "{}"), FailureKind::Unreachable, None, 1)]
-#[case::too_large(Act::json(413, "{}"), FailureKind::ContextExceeded, None, 0)]
-#[case::overloaded(Act::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
-#[case::refused(Act::json(400, "{}"), FailureKind::BadResponse, None, 0)]
-#[case::moved(Act::json(307, "").with("location", "http://127.0.0.1:1/"), FailureKind::BadResponse, None, 1)]
+#[case::foreign_error(ScriptedResponse::json(500, "<html>"), FailureKind::Unreachable, None, 1)]
+#[case::proxy_timeout(ScriptedResponse::json(504, "<html>"), FailureKind::Unreachable, None, 1)]
+#[case::conflict(ScriptedResponse::json(409, "{}"), FailureKind::Unreachable, None, 1)]
+#[case::too_large(ScriptedResponse::json(413, "{}"), FailureKind::ContextExceeded, None, 0)]
+#[case::overloaded(ScriptedResponse::json(529, "{}").with("retry-after", "1"), FailureKind::Unreachable, Some(1000), 0)]
+#[case::refused(ScriptedResponse::json(400, "{}"), FailureKind::BadResponse, None, 0)]
+#[case::moved(ScriptedResponse::json(307, "").with("location", "http://127.0.0.1:1/"), FailureKind::BadResponse, None, 1)]
 #[case::slow_to_explain(
-    Act { steps: vec![send("{"), Step::Hold], ..Act::json(429, "") }, FailureKind::RateLimited, None, 0
+    ScriptedResponse { steps: vec![send("{"), Step::Hold], ..ScriptedResponse::json(429, "") }, FailureKind::RateLimited, None, 0
 )]
-#[case::garbage(Act::json(200, "<html>"), FailureKind::BadResponse, None, 1)]
-#[case::no_choices(Act::json(200, "{\"choices\":[]}"), FailureKind::BadResponse, None, 1)]
-#[case::garbage_stream(Act::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
-#[case::error_in_stream(Act::stream(vec![send("data: {\"error\":{}}\n\n")]), FailureKind::Unreachable, None, 1)]
+#[case::garbage(ScriptedResponse::json(200, "<html>"), FailureKind::BadResponse, None, 1)]
+#[case::no_choices(ScriptedResponse::json(200, "{\"choices\":[]}"), FailureKind::BadResponse, None, 1)]
+#[case::garbage_stream(ScriptedResponse::stream(vec![send("data: <html>\n\n")]), FailureKind::BadResponse, None, 1)]
+#[case::error_in_stream(ScriptedResponse::stream(vec![send("data: {\"error\":{}}\n\n")]), FailureKind::Unreachable, None, 1)]
 #[case::rate_in_stream(in_stream(&json!({"code": "rate_limit_exceeded"})), FailureKind::RateLimited, None, 0)]
 #[case::status_in_stream(in_stream(&json!({"code": 429, "message": "canary"})), FailureKind::RateLimited, None, 0)]
 #[case::gateway_timeout_in_stream(in_stream(&json!({"code": 504})), FailureKind::Unreachable, None, 1)]
@@ -51,40 +51,42 @@ fn in_stream(error: &serde_json::Value) -> Act {
     None,
     0
 )]
-#[case::quota_in_body(Act::json(200, QUOTA), FailureKind::QuotaExceeded, None, 0)]
-#[case::empty_stream(Act::stream(vec![]), FailureKind::Unreachable, None, 1)]
+#[case::quota_in_body(ScriptedResponse::json(200, QUOTA), FailureKind::QuotaExceeded, None, 0)]
+#[case::empty_stream(ScriptedResponse::stream(vec![]), FailureKind::Unreachable, None, 1)]
 #[case::cut_body(
-    Act { steps: vec![send("{\"cho"), Step::Cut], ..Act::json(200, "") }, FailureKind::Unreachable, None, 1
+    ScriptedResponse { steps: vec![send("{\"cho"), Step::Cut], ..ScriptedResponse::json(200, "") }, FailureKind::Unreachable, None, 1
 )]
 #[tokio::test]
 async fn a_fault_is_of_one_kind_and_is_replayed_and_counted_once(
-    #[case] act: Act,
+    #[case] act: ScriptedResponse,
     #[case] kind: FailureKind,
     #[case] retry_after: Option<u64>,
     #[case] unknown: i64,
 ) {
-    let world = World::started().await;
-    world.provider.will(act);
-    let first = failure(world.call("t1c1a1", &streamed()).await).await;
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(act);
+    let first = failure(harness.call("t1c1a1", &streamed()).await).await;
     assert_eq!(kinds(&first), (kind, retry_after));
-    assert_eq!(failure(world.call("t1c1a1", &streamed()).await).await, first);
-    assert_eq!(world.provider.seen().len(), 1);
-    let report = world.until_counted(1, unknown).await;
+    assert_eq!(failure(harness.call("t1c1a1", &streamed()).await).await, first);
+    assert_eq!(harness.provider.seen().len(), 1);
+    let report = harness.until_counted(1, unknown).await;
     assert_eq!(report.usage.input_tokens + report.usage.output_tokens, 0);
     assert_eq!(report.model.unwrap().failure, Some(kind));
     // The next good call clears it.
-    assert_eq!(world.ask("t1c1a2").await.1, ANSWER);
-    let model = world.until_counted(2, unknown).await.model.unwrap();
+    assert_eq!(harness.ask("t1c1a2").await.1, ANSWER);
+    let model = harness.until_counted(2, unknown).await.model.unwrap();
     assert_eq!((model.failure, model.message.as_str()), (None, ""));
 }
 
 #[tokio::test]
 async fn a_wait_given_as_a_date_is_a_wait() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
-    world.provider.will(Act::json(429, "{}").with("retry-after", date));
-    let wait = failure(world.call("t1c1a1", &whole()).await)
+    harness
+        .provider
+        .will(ScriptedResponse::json(429, "{}").with("retry-after", date));
+    let wait = failure(harness.call("t1c1a1", &whole()).await)
         .await
         .retry_after_milliseconds
         .unwrap();
@@ -96,11 +98,11 @@ async fn a_server_that_is_not_there_was_not_called() {
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap();
     drop(free);
-    let world = World::started_with(json!({"baseURL": format!("http://{address}/v1")})).await;
-    let failure = failure(world.call("t1c1a1", &whole()).await).await;
+    let harness = GatewayHarness::started_with(json!({"baseURL": format!("http://{address}/v1")})).await;
+    let failure = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(failure.kind, FailureKind::Unreachable);
     assert!(failure.message.contains("Connection refused"), "{}", failure.message);
-    let report = world
+    let report = harness
         .controller
         .until("the failure", |report| report.model.is_some())
         .await;
@@ -109,48 +111,54 @@ async fn a_server_that_is_not_there_was_not_called() {
 
 #[tokio::test]
 async fn a_stream_cut_after_its_start_ends_with_the_failure_and_is_unknown() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let half = "data: {\"choices\":[{\"index\":0,\"del";
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(half), Step::Hold, Step::Cut]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        send(half),
+        Step::Hold,
+        Step::Cut,
+    ]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     assert_eq!(response.chunk().await.unwrap().unwrap(), STREAM_HEAD);
-    world.provider.release();
+    harness.provider.release();
     let (before, failed) = stream_failure(&response.text().await.unwrap());
     assert_eq!((before.as_str(), failed.kind), ("", FailureKind::Unreachable));
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
     // Nothing was kept that could pass for an answer.
-    assert_eq!(failure(world.call("t1c1a1", &streamed()).await).await, failed);
+    assert_eq!(failure(harness.call("t1c1a1", &streamed()).await).await, failed);
 }
 
 #[tokio::test]
 async fn a_stream_that_ends_without_its_end_is_cut_too() {
-    let world = World::started().await;
-    world.provider.will(Act::stream(vec![send(STREAM_HEAD)]));
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![send(STREAM_HEAD)]));
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     assert_eq!(stream_failure(&body).1.kind, FailureKind::Unreachable);
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn a_stream_cut_after_its_usage_is_not_unknown() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4}}\n\n";
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(usage), Step::Hold, Step::Cut]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        send(usage),
+        Step::Hold,
+        Step::Cut,
+    ]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     let mut before = String::new();
     while !before.contains("usage") {
         before.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
     }
-    world.provider.release();
+    harness.provider.release();
     assert_eq!(
         stream_failure(&response.text().await.unwrap()).1.kind,
         FailureKind::Unreachable
     );
-    assert_eq!(world.until_counted(1, 0).await.usage.output_tokens, 4);
+    assert_eq!(harness.until_counted(1, 0).await.usage.output_tokens, 4);
 }
 
 #[rstest]
@@ -162,38 +170,44 @@ async fn a_stream_cut_after_its_usage_is_not_unknown() {
 )]
 #[tokio::test]
 async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[case] answer: &str) {
-    let world = World::started().await;
-    world.provider.will(Act::json(200, answer));
-    assert_eq!(world.ask("t1c1a1").await.1, answer);
-    let usage = world.until_counted(1, 1).await.usage;
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::json(200, answer));
+    assert_eq!(harness.ask("t1c1a1").await.1, answer);
+    let usage = harness.until_counted(1, 1).await.usage;
     assert_eq!(usage.input_tokens + usage.output_tokens, 0);
 }
 
 #[tokio::test]
 async fn a_stream_without_usage_is_given_and_its_use_is_unknown() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let tail = "data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
-    world.provider.will(Act::stream(vec![send(STREAM_HEAD), send(tail)]));
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    harness
+        .provider
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), send(tail)]));
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     assert_eq!(body, format!("{STREAM_HEAD}{tail}"));
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn the_end_mark_ends_an_answer_also_when_the_server_keeps_talking() {
-    let world = World::started().await;
-    world
-        .provider
-        .will(Act::stream(vec![send(STREAM_HEAD), send(STREAM_TAIL), Step::Hold]));
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![
+        send(STREAM_HEAD),
+        send(STREAM_TAIL),
+        Step::Hold,
+    ]));
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     assert_eq!(body, format!("{STREAM_HEAD}{STREAM_TAIL}"));
 }
 
 #[tokio::test]
 async fn silence_within_a_stream_is_a_timeout() {
-    let world = World::started_with(json!({"streamIdleTimeoutSeconds": 1})).await;
-    world.provider.will(Act::stream(vec![send(STREAM_HEAD), Step::Hold]));
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    let harness = GatewayHarness::started_with(json!({"streamIdleTimeoutSeconds": 1})).await;
+    harness
+        .provider
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), Step::Hold]));
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     let failure = stream_failure(&body).1;
     assert_eq!(failure.kind, FailureKind::Timeout);
     assert!(
@@ -201,28 +215,30 @@ async fn silence_within_a_stream_is_a_timeout() {
         "{}",
         failure.message
     );
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
 }
 
 #[rstest]
-#[case::no_answer(Act::json(200, "").steps(vec![Step::Hold]))]
-#[case::half_an_answer(Act::json(200, "").steps(vec![send("{"), Step::Hold]))]
+#[case::no_answer(ScriptedResponse::json(200, "").steps(vec![Step::Hold]))]
+#[case::half_an_answer(ScriptedResponse::json(200, "").steps(vec![send("{"), Step::Hold]))]
 #[tokio::test]
-async fn a_server_that_hangs_is_a_timeout(#[case] act: Act) {
-    let world = World::started_with(json!({"timeoutSeconds": 1})).await;
-    world.provider.will(act);
-    let failure = failure(world.call("t1c1a1", &whole()).await).await;
+async fn a_server_that_hangs_is_a_timeout(#[case] act: ScriptedResponse) {
+    let harness = GatewayHarness::started_with(json!({"timeoutSeconds": 1})).await;
+    harness.provider.will(act);
+    let failure = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(failure.kind, FailureKind::Timeout);
     assert!(failure.message.contains("timeoutSeconds"), "{}", failure.message);
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn an_endless_stream_is_cut_at_its_size() {
-    let world = World::started().await;
+    let harness = GatewayHarness::started().await;
     let line = format!("data: {{\"choices\":[],\"x\":\"{}\"}}\n\n", "x".repeat(100_000));
-    world.provider.will(Act::stream(vec![Step::Endless(line)]));
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    harness
+        .provider
+        .will(ScriptedResponse::stream(vec![Step::Endless(line)]));
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     let (before, failure) = stream_failure(&body);
     assert_eq!(failure.kind, FailureKind::BadResponse);
     assert!(failure.message.contains("16 MiB"), "{}", failure.message);
@@ -231,17 +247,17 @@ async fn an_endless_stream_is_cut_at_its_size() {
         "{}",
         before.len()
     );
-    world.until_counted(1, 1).await;
+    harness.until_counted(1, 1).await;
 }
 
 #[tokio::test]
 async fn an_endless_answer_is_cut_at_its_size() {
-    let world = World::started().await;
-    world
+    let harness = GatewayHarness::started().await;
+    harness
         .provider
-        .will(Act::json(200, "").steps(vec![Step::Endless(" ".repeat(100_000))]));
+        .will(ScriptedResponse::json(200, "").steps(vec![Step::Endless(" ".repeat(100_000))]));
     assert_eq!(
-        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        failure(harness.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::BadResponse
     );
 }
@@ -259,15 +275,15 @@ async fn a_server_at_an_address_that_is_closed_is_not_called(
     #[case] words: &str,
     #[case] kind: FailureKind,
 ) {
-    let mut world = World::new().await;
-    let url = format!("http://{host}:{}/v1", world.provider.address.port());
-    world.set(&json!({"baseURL": url}));
-    world.egress = json!({"deniedRanges": ["127.0.0.0/8", "::1/128"]});
-    world.start().await;
-    let failure = failure(world.call("t1c1a1", &whole()).await).await;
+    let mut harness = GatewayHarness::new().await;
+    let url = format!("http://{host}:{}/v1", harness.provider.address.port());
+    harness.set(&json!({"baseURL": url}));
+    harness.egress = json!({"deniedRanges": ["127.0.0.0/8", "::1/128"]});
+    harness.start().await;
+    let failure = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(failure.kind, kind);
     for part in [words, "spec.model.baseURL", "egress.agents.allowedCIDRs"] {
         assert!(failure.message.contains(part), "{}", failure.message);
     }
-    assert!(world.provider.seen().is_empty());
+    assert!(harness.provider.seen().is_empty());
 }

@@ -13,8 +13,8 @@ use reqwest::StatusCode;
 use tokio::sync::oneshot;
 
 use super::controller::Controller;
-use super::provider::{ANSWER, Act, STREAM_HEAD, Step, send};
-use super::world::{World, failure, stream_failure, streamed, url, whole};
+use super::harness::{GatewayHarness, failure, stream_failure, streamed, url, whole};
+use super::provider::{ANSWER, STREAM_HEAD, ScriptedResponse, Step, send};
 
 fn suspend() -> Directives {
     Directives {
@@ -25,7 +25,7 @@ fn suspend() -> Directives {
 
 #[tokio::test]
 async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
-    let mut world = World::new().await;
+    let mut harness = GatewayHarness::new().await;
     let model = ModelUsage {
         model: "m".into(),
         calls: 5,
@@ -42,165 +42,173 @@ async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
         by_model: vec![model],
         ..LoopUsage::default()
     };
-    world.controller.knows(LoopTotals {
+    harness.controller.knows(LoopTotals {
         usage: usage.clone(),
         turn: 6,
     });
-    world.start().await;
-    let session = world.session().await;
+    harness.start().await;
+    let session = harness.session().await;
     assert_eq!((session.epoch, session.known.turn), (3, 6));
     assert_eq!(
-        world
+        harness
             .controller
             .until("the known totals", |report| report.usage.calls == 5)
             .await
             .usage,
         usage
     );
-    world.ask("t7c1a1").await;
-    let report = world.until_counted(6, 0).await;
+    harness.ask("t7c1a1").await;
+    let report = harness.until_counted(6, 0).await;
     assert_eq!(
         (report.epoch, report.usage.input_tokens, report.usage.counts.turns),
         (3, 1010, 4)
     );
     assert_eq!(report.usage.by_model[0].input_tokens, 1010);
     // A record that has its own totals keeps them.
-    world.kill();
-    world.start().await;
-    world.ask("t8c1a1").await;
-    world.until_counted(7, 0).await;
+    harness.kill();
+    harness.start().await;
+    harness.ask("t8c1a1").await;
+    harness.until_counted(7, 0).await;
 }
 
 #[tokio::test]
 async fn until_the_controller_accepts_the_pod_there_is_no_session_and_no_call() {
-    let mut world = World::new().await;
-    world.controller.refuse(Some(RefusalCode::NotLeading));
-    world.launch();
-    while world.controller.tokens().len() < 2 {
+    let mut harness = GatewayHarness::new().await;
+    harness.controller.refuse(Some(RefusalCode::NotLeading));
+    harness.launch();
+    while harness.controller.tokens().len() < 2 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let session = world.worker.get(url("/v1/session")).send().await.unwrap();
+    let session = harness.worker.get(url("/v1/session")).send().await.unwrap();
     assert_eq!(session.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(world.ask("t1c1a1").await.0, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(world.provider.seen().is_empty());
-    world.controller.refuse(None);
-    world.session().await;
-    assert_eq!(world.ask("t1c1a1").await.1, ANSWER);
+    assert_eq!(harness.ask("t1c1a1").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(harness.provider.seen().is_empty());
+    harness.controller.refuse(None);
+    harness.session().await;
+    assert_eq!(harness.ask("t1c1a1").await.1, ANSWER);
 }
 
 #[tokio::test]
 async fn a_controller_of_version_1_gets_no_call_and_the_log_says_what_to_do_until_it_is_upgraded() {
-    let mut world = World::new().await;
-    world.controller.be_version_1(true);
-    world.launch();
+    let mut harness = GatewayHarness::new().await;
+    harness.controller.be_version_1(true);
+    harness.launch();
     let advice = "upgrade the controller, or delete the pod";
     tokio::time::timeout(Duration::from_secs(10), async {
-        while !world.log().contains(advice) {
+        while !harness.log().contains(advice) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     })
     .await
     .expect("the log does not say what to do");
-    assert_eq!(world.ask("t1c1a1").await.0, StatusCode::SERVICE_UNAVAILABLE);
-    assert!(world.provider.seen().is_empty() && world.controller.reports().is_empty());
-    world.controller.be_version_1(false);
-    world.session().await;
-    assert_eq!(world.ask("t1c1a1").await.1, ANSWER);
+    assert_eq!(harness.ask("t1c1a1").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(harness.provider.seen().is_empty() && harness.controller.reports().is_empty());
+    harness.controller.be_version_1(false);
+    harness.session().await;
+    assert_eq!(harness.ask("t1c1a1").await.1, ANSWER);
 }
 
 #[tokio::test]
 async fn suspend_cuts_the_call_in_flight_within_250_milliseconds() {
-    let world = World::started().await;
-    world.provider.will(Act::stream(vec![send(STREAM_HEAD), Step::Hold]));
-    let mut response = world.call("t1c1a1", &streamed()).await;
+    let harness = GatewayHarness::started().await;
+    harness
+        .provider
+        .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), Step::Hold]));
+    let mut response = harness.call("t1c1a1", &streamed()).await;
     response.chunk().await.unwrap().unwrap();
     let start = Instant::now();
-    world.controller.direct(suspend());
+    harness.controller.direct(suspend());
     let rest = response.text().await.unwrap();
     let taken = start.elapsed();
     assert_eq!(stream_failure(&rest).1.kind, FailureKind::Cancelled);
     assert!(taken < Duration::from_millis(250), "{taken:?}");
-    let refused = failure(world.call("t2c1a1", &whole()).await).await;
+    let refused = failure(harness.call("t2c1a1", &whole()).await).await;
     assert_eq!(refused.kind, FailureKind::Cancelled);
     assert!(refused.message.contains("spec.suspend"), "{}", refused.message);
-    assert_eq!(world.provider.seen().len(), 1);
-    world.until_counted(1, 1).await;
-    world.controller.direct(Directives::default());
-    until_event(&world, |event| !event.directives.suspend).await;
-    assert_eq!(world.ask("t2c1a1").await.1, ANSWER);
+    assert_eq!(harness.provider.seen().len(), 1);
+    harness.until_counted(1, 1).await;
+    harness.controller.direct(Directives::default());
+    until_event(&harness, |event| !event.directives.suspend).await;
+    assert_eq!(harness.ask("t2c1a1").await.1, ANSWER);
 }
 
 #[tokio::test]
 async fn a_pod_attached_while_suspended_makes_no_call() {
-    let mut world = World::new().await;
-    world.controller.direct(suspend());
-    world.start().await;
+    let mut harness = GatewayHarness::new().await;
+    harness.controller.direct(suspend());
+    harness.start().await;
     assert_eq!(
-        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        failure(harness.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::Cancelled
     );
-    assert!(world.provider.seen().is_empty());
+    assert!(harness.provider.seen().is_empty());
 }
 
 #[tokio::test]
 async fn a_fenced_pod_is_cut_tells_its_worker_and_makes_no_call_any_more() {
-    let world = World::started().await;
-    world.provider.will(Act::stream(vec![Step::Hold]));
-    let call = world.call_aside("t1c1a1", &whole());
-    world.provider.until_asked(1).await;
-    world.controller.refuse(Some(RefusalCode::Fenced));
+    let harness = GatewayHarness::started().await;
+    harness.provider.will(ScriptedResponse::stream(vec![Step::Hold]));
+    let call = harness.call_aside("t1c1a1", &whole());
+    harness.provider.until_asked(1).await;
+    harness.controller.refuse(Some(RefusalCode::Fenced));
     // The next thing it says is refused.
     let report = LoopReport {
         turn: 1,
         ..LoopReport::default()
     };
-    world.worker.put(url("/v1/report")).json(&report).send().await.unwrap();
+    harness
+        .worker
+        .put(url("/v1/report"))
+        .json(&report)
+        .send()
+        .await
+        .unwrap();
     assert!(call.await.unwrap().1.contains("\"kind\":\"Fenced\""));
-    until_event(&world, |event| event.fenced).await;
-    let reports = world.controller.reports().len();
-    world.controller.refuse(None);
+    until_event(&harness, |event| event.fenced).await;
+    let reports = harness.controller.reports().len();
+    harness.controller.refuse(None);
     assert_eq!(
-        failure(world.call("t2c1a1", &whole()).await).await.kind,
+        failure(harness.call("t2c1a1", &whole()).await).await.kind,
         FailureKind::Fenced
     );
     assert_eq!(
-        (world.provider.seen().len(), world.controller.reports().len()),
+        (harness.provider.seen().len(), harness.controller.reports().len()),
         (1, reports)
     );
 }
 
 #[tokio::test]
 async fn without_contact_for_the_run_lease_no_call_is_made_until_it_is_back() {
-    let world = World::new().await;
+    let harness = GatewayHarness::new().await;
     let (end, ended) = oneshot::channel::<()>();
-    let options = world.options(Duration::from_secs(1));
+    let options = harness.options(Duration::from_secs(1));
     let gateway = tokio::spawn(agentloop::gateway::run(options, async move {
         let _ = ended.await;
     }));
-    until_event(&world, |event| event.link_age_milliseconds < 500).await;
-    while world.ask("t1c1a1").await.0 != StatusCode::OK {
+    until_event(&harness, |event| event.link_age_milliseconds < 500).await;
+    while harness.ask("t1c1a1").await.0 != StatusCode::OK {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // Answered reports keep the lease, though nothing changes.
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert_eq!(world.ask("t2c1a1").await.0, StatusCode::OK);
-    world.controller.silence(true);
+    assert_eq!(harness.ask("t2c1a1").await.0, StatusCode::OK);
+    harness.controller.silence(true);
     tokio::time::sleep(Duration::from_millis(1200)).await;
-    let lost = failure(world.call("t3c1a1", &whole()).await).await;
+    let lost = failure(harness.call("t3c1a1", &whole()).await).await;
     assert_eq!(lost.kind, FailureKind::LinkLost);
-    assert_eq!(world.provider.seen().len(), 2);
-    world.controller.silence(false);
-    until_event(&world, |event| event.link_age_milliseconds < 500).await;
+    assert_eq!(harness.provider.seen().len(), 2);
+    harness.controller.silence(false);
+    until_event(&harness, |event| event.link_age_milliseconds < 500).await;
     // A refusal leaves nothing behind: the same id is sent now.
-    assert_eq!(world.ask("t3c1a1").await.1, ANSWER);
+    assert_eq!(harness.ask("t3c1a1").await.1, ANSWER);
     end.send(()).unwrap();
     gateway.await.unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn what_the_worker_says_is_relayed_and_many_changes_are_few_reports() {
-    let world = World::started().await;
-    let before = world.controller.reports().len();
+    let harness = GatewayHarness::started().await;
+    let before = harness.controller.reports().len();
     for turn in 1..=50 {
         let report = LoopReport {
             state: LoopState::Running,
@@ -211,49 +219,55 @@ async fn what_the_worker_says_is_relayed_and_many_changes_are_few_reports() {
             },
             ..LoopReport::default()
         };
-        world.worker.put(url("/v1/report")).json(&report).send().await.unwrap();
+        harness
+            .worker
+            .put(url("/v1/report"))
+            .json(&report)
+            .send()
+            .await
+            .unwrap();
     }
-    let report = world.controller.until("turn 50", |report| {
+    let report = harness.controller.until("turn 50", |report| {
         report.loop_.as_ref().is_some_and(|said| said.turn == 50)
     });
     assert_eq!(report.await.usage.counts.turns, 49);
-    let reports = world.controller.reports().len() - before;
+    let reports = harness.controller.reports().len() - before;
     assert!(reports <= 10, "{reports} reports");
 }
 
 #[tokio::test]
 async fn the_token_is_read_for_each_request_and_the_ca_bundle_when_it_changes() {
-    let mut world = World::started().await;
+    let mut harness = GatewayHarness::started().await;
     assert!(
-        world
+        harness
             .controller
             .tokens()
             .iter()
             .all(|token| token == "Bearer link-token")
     );
-    super::world::write(&world.path("token"), "fresh");
-    world.ask("t1c1a1").await;
-    world.until_counted(1, 0).await;
-    assert_eq!(world.controller.tokens().last().unwrap(), "Bearer fresh");
+    super::harness::write(&harness.path("token"), "fresh");
+    harness.ask("t1c1a1").await;
+    harness.until_counted(1, 0).await;
+    assert_eq!(harness.controller.tokens().last().unwrap(), "Bearer fresh");
     // A controller of another CA is not spoken to until the bundle holds that CA.
-    world.kill();
-    let old = std::mem::replace(&mut world.controller, Controller::start().await);
-    world.launch();
-    while !world.log().contains("invalid peer certificate") {
+    harness.kill();
+    let old = std::mem::replace(&mut harness.controller, Controller::start().await);
+    harness.launch();
+    while !harness.log().contains("invalid peer certificate") {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(world.controller.tokens().is_empty());
-    let both = format!("{}{}", old.ca, world.controller.ca);
-    super::world::write(&world.path("ca.crt"), &both);
-    world.session().await;
-    assert!(!world.controller.tokens().is_empty());
+    assert!(harness.controller.tokens().is_empty());
+    let both = format!("{}{}", old.ca, harness.controller.ca);
+    super::harness::write(&harness.path("ca.crt"), &both);
+    harness.session().await;
+    assert!(!harness.controller.tokens().is_empty());
 }
 
 /// Waits until the gateway sends its worker an event like this.
-pub async fn until_event(world: &World, wanted: impl Fn(&SocketEvent) -> bool) {
+pub async fn until_event(harness: &GatewayHarness, wanted: impl Fn(&SocketEvent) -> bool) {
     let look = async {
         loop {
-            let Ok(response) = world.worker.get(url("/v1/events")).send().await else {
+            let Ok(response) = harness.worker.get(url("/v1/events")).send().await else {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             };

@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use pretty_assertions::assert_eq;
 use tokio_util::sync::CancellationToken;
 
+use super::harness::{GatewayHarness, url};
 use super::traces::{WorkerProcess, check_canary, named, traced_with, two_turns, worker_log};
-use super::world::{World, url};
 use crate::support::clusters;
 use crate::support::otlp::{Collector, ReceivedLine, Receiver, attribute, is_root};
 
@@ -28,9 +28,9 @@ async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of
     }
     let receiver = Receiver::start().await;
     let collector = Collector::start(receiver.address).await;
-    let world = traced_with(collector.port, &LOGS).await;
-    let _worker = WorkerProcess::start(&world);
-    world.provider.release();
+    let harness = traced_with(collector.port, &LOGS).await;
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
     let spans = receiver.until("two turns", two_turns).await;
     let root = spans.iter().find(|span| is_root(span)).unwrap();
     let call = named(&spans, "chat m")[0];
@@ -75,9 +75,12 @@ async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of
         (&answered.record.trace_id, &answered.record.span_id),
         (&call.trace_id, &call.span_id)
     );
-    check_canary(&receiver, &world);
+    check_canary(&receiver, &harness);
     // Nothing is exported that the text does not say.
-    let (texts, id) = (format!("{}{}", worker_log(&world), world.log()), hex(&root.trace_id));
+    let (texts, id) = (
+        format!("{}{}", worker_log(&harness), harness.log()),
+        hex(&root.trace_id),
+    );
     for line in receiver.lines() {
         let quoted = serde_json::to_string(&line.message()).unwrap();
         assert!(texts.contains(&quoted), "{quoted}");
@@ -89,38 +92,38 @@ async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of
         }
     }
     assert!(texts.contains("starting new connection"), "{texts}");
-    assert!(world.log().contains(&id), "{}", world.log());
+    assert!(harness.log().contains(&id), "{}", harness.log());
 }
 
 #[tokio::test]
 async fn logs_are_exported_only_if_they_are_asked_for() {
     let receiver = Receiver::start().await;
-    let mut world = traced_with(receiver.address.port(), &[]).await;
-    let session = world.session().await;
+    let mut harness = traced_with(receiver.address.port(), &[]).await;
+    let session = harness.session().await;
     assert!(session.traces && !session.logs);
-    let _worker = WorkerProcess::start(&world);
-    world.provider.release();
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
     receiver.until("two turns", two_turns).await;
     assert!(receiver.lines().is_empty() && receiver.others().is_empty());
     // The endpoint for logs alone is not enough, and traces can be off.
     let receiver = Receiver::start().await;
-    let mut world = World::new().await;
+    let mut harness = GatewayHarness::new().await;
     let base = format!("http://{}", receiver.address);
-    world.environment = vec![("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", format!("{base}/v1/logs"))];
-    world.start().await;
-    assert!(!world.session().await.logs);
-    let request = world.worker.post(url("/v1/logs")).body("no message");
+    harness.environment = vec![("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", format!("{base}/v1/logs"))];
+    harness.start().await;
+    assert!(!harness.session().await.logs);
+    let request = harness.worker.post(url("/v1/logs")).body("no message");
     // What is not exported is not read.
     assert_eq!(request.send().await.unwrap().status(), 204);
-    let mut world = World::new().await;
-    world.environment = vec![
+    let mut harness = GatewayHarness::new().await;
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", base),
         ("OTEL_TRACES_EXPORTER", "none".into()),
         ("OTEL_LOGS_EXPORTER", "otlp".into()),
         ("OTEL_BLRP_SCHEDULE_DELAY", "20".into()),
     ];
-    world.start().await;
-    let session = world.session().await;
+    harness.start().await;
+    let session = harness.session().await;
     assert!(session.logs && !session.traces);
     let attached = receiver
         .until_line("the gateway attaches", |line| line.message() == "attached")
@@ -134,8 +137,8 @@ async fn with_a_collector_that_is_away_lines_are_counted_and_calls_go_on() {
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = gone.local_addr().unwrap();
     drop(gone);
-    let mut world = World::new().await;
-    world.environment = vec![
+    let mut harness = GatewayHarness::new().await;
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
         ("OTEL_TRACES_EXPORTER", "none".into()),
         ("OTEL_LOGS_EXPORTER", "otlp".into()),
@@ -144,33 +147,33 @@ async fn with_a_collector_that_is_away_lines_are_counted_and_calls_go_on() {
         // Lines of the HTTP client about a failed export would follow each other forever if they were exported.
         ("RUST_LOG", "debug".into()),
     ];
-    world.start().await;
+    harness.start().await;
     for call in 1..=5 {
-        let (status, _) = world.ask(&format!("t1c{call}a1")).await;
-        assert_eq!(status, 200, "{}", world.log());
+        let (status, _) = harness.ask(&format!("t1c{call}a1")).await;
+        assert_eq!(status, 200, "{}", harness.log());
     }
-    let lost = world
+    let lost = harness
         .controller
         .until("lines are lost", |report| report.telemetry_loss.logs > 0)
         .await;
     assert_eq!(lost.telemetry_loss.spans, 0);
-    assert_eq!(world.log().matches("failed to export logs").count(), 1);
-    world.terminate();
-    let ended = tokio::time::timeout(Duration::from_secs(10), world.exited()).await;
-    assert!(ended.unwrap().success(), "{}", world.log());
+    assert_eq!(harness.log().matches("failed to export logs").count(), 1);
+    harness.terminate();
+    let ended = tokio::time::timeout(Duration::from_secs(10), harness.exited()).await;
+    assert!(ended.unwrap().success(), "{}", harness.log());
 }
 
 /// A message has up to 128 lines and a megabyte. What is refused once would be refused again.
 #[tokio::test]
 async fn lines_of_a_worker_that_the_gateway_refuses_are_counted_once_and_not_sent_again() {
     let receiver = Receiver::start().await;
-    let mut world = World::new().await;
-    world.environment = vec![
+    let mut harness = GatewayHarness::new().await;
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
         ("OTEL_LOGS_EXPORTER", "otlp".into()),
         ("OTEL_BLRP_SCHEDULE_DELAY", "20".into()),
     ];
-    world.start().await;
+    harness.start().await;
     let lines = LogSink::with_capacity("worker", 999);
     let push = |count: usize, message: &str| {
         for _ in 0..count {
@@ -187,7 +190,7 @@ async fn lines_of_a_worker_that_the_gateway_refuses_are_counted_once_and_not_sen
     push(128, &"x".repeat(8 * 1024));
     push(1, "the last line");
     let (worker, closing) = (
-        GatewayClient::new(&world.path("gateway.sock")).unwrap(),
+        GatewayClient::new(&harness.path("gateway.sock")).unwrap(),
         CancellationToken::new(),
     );
     let sending = tokio::spawn(worker.run_logs(lines.clone(), closing.clone()));
@@ -195,9 +198,9 @@ async fn lines_of_a_worker_that_the_gateway_refuses_are_counted_once_and_not_sen
         .until_line("the last line", |line| line.message() == "the last line")
         .await;
     // A call makes the gateway report soon.
-    let (status, _) = world.ask("t1c1a1").await;
-    assert_eq!(status, 200, "{}", world.log());
-    let report = world.until_counted(1, 0).await;
+    let (status, _) = harness.ask("t1c1a1").await;
+    assert_eq!(status, 200, "{}", harness.log());
+    let report = harness.until_counted(1, 0).await;
     assert_eq!((report.telemetry_loss.logs, report.telemetry_loss.spans), (128, 0));
     let is_long = |line: &ReceivedLine| line.message().starts_with("xxx");
     assert!(!receiver.lines().iter().any(is_long));
@@ -208,7 +211,7 @@ async fn lines_of_a_worker_that_the_gateway_refuses_are_counted_once_and_not_sen
     closing.cancel();
     sending.await.unwrap();
     assert_eq!(lines.dropped().get(), 0);
-    let (status, _) = world.ask("t1c2a1").await;
-    assert_eq!(status, 200, "{}", world.log());
-    assert_eq!(world.until_counted(2, 0).await.telemetry_loss.logs, 128);
+    let (status, _) = harness.ask("t1c2a1").await;
+    assert_eq!(status, 200, "{}", harness.log());
+    assert_eq!(harness.until_counted(2, 0).await.telemetry_loss.logs, 128);
 }

@@ -8,8 +8,8 @@ use agentloop::worker::startup::{self, WorkerOptions};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::provider::{Act, Seen, Step, send};
-use super::world::World;
+use super::harness::GatewayHarness;
+use super::provider::{ReceivedRequest, ScriptedResponse, Step, send};
 
 /// Input from no cache and output of each answer here that has usage.
 pub const USED: (i64, i64) = (30, 8);
@@ -49,17 +49,19 @@ impl Way {
     }
 
     /// An answer with this text and these calls (id, name, arguments), ended for this reason; with usage or without.
-    pub fn answer(self, text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Act {
+    pub fn answer(self, text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> ScriptedResponse {
         match self {
-            Self::OpenAiWhole => Act::json(200, &completion(text, calls, reason, usage).to_string()),
-            Self::AnthropicWhole => Act::json(200, &message(text, calls, reason, usage).to_string()),
-            Self::OpenAiStreamed => Act::stream(vec![send(&chunks(text, calls)), send(&last_chunks(reason, usage))]),
-            Self::AnthropicStreamed => Act::stream(vec![
+            Self::OpenAiWhole => ScriptedResponse::json(200, &completion(text, calls, reason, usage).to_string()),
+            Self::AnthropicWhole => ScriptedResponse::json(200, &message(text, calls, reason, usage).to_string()),
+            Self::OpenAiStreamed => {
+                ScriptedResponse::stream(vec![send(&chunks(text, calls)), send(&last_chunks(reason, usage))])
+            }
+            Self::AnthropicStreamed => ScriptedResponse::stream(vec![
                 send(&events(text, calls, usage)),
                 send(&last_events(reason, usage)),
             ]),
-            Self::ResponsesWhole => Act::json(200, &response(text, calls, reason, usage).to_string()),
-            Self::ResponsesStreamed => Act::stream(vec![
+            Self::ResponsesWhole => ScriptedResponse::json(200, &response(text, calls, reason, usage).to_string()),
+            Self::ResponsesStreamed => ScriptedResponse::stream(vec![
                 send(&items(text, calls)),
                 send(&last_item(&response(text, calls, reason, usage))),
             ]),
@@ -67,24 +69,26 @@ impl Way {
     }
 
     /// The call of a tool whose arguments stop like this in the middle, and then this.
-    pub fn half(self, arguments: &str, then: Step) -> Act {
+    pub fn half(self, arguments: &str, then: Step) -> ScriptedResponse {
         let calls = [("a", "yield", arguments)];
         match self {
-            Self::OpenAiStreamed => Act::stream(vec![send(&chunks("", &calls)), then]),
-            Self::AnthropicStreamed => Act::stream(vec![send(&events("", &calls, true)), then]),
-            Self::ResponsesStreamed => Act::stream(vec![send(&items("", &calls)), then]),
+            Self::OpenAiStreamed => ScriptedResponse::stream(vec![send(&chunks("", &calls)), then]),
+            Self::AnthropicStreamed => ScriptedResponse::stream(vec![send(&events("", &calls, true)), then]),
+            Self::ResponsesStreamed => ScriptedResponse::stream(vec![send(&items("", &calls)), then]),
             Self::ResponsesWhole => {
-                Act::json(200, "").steps(vec![send("{\"status\":\"completed\",\"output\":[{"), then])
+                ScriptedResponse::json(200, "").steps(vec![send("{\"status\":\"completed\",\"output\":[{"), then])
             }
             Self::OpenAiWhole => {
-                Act::json(200, "").steps(vec![send("{\"choices\":[{\"message\":{\"tool_calls\":"), then])
+                ScriptedResponse::json(200, "").steps(vec![send("{\"choices\":[{\"message\":{\"tool_calls\":"), then])
             }
-            Self::AnthropicWhole => Act::json(200, "").steps(vec![send("{\"type\":\"message\",\"content\":[{"), then]),
+            Self::AnthropicWhole => {
+                ScriptedResponse::json(200, "").steps(vec![send("{\"type\":\"message\",\"content\":[{"), then])
+            }
         }
     }
 
     /// A long sleep.
-    pub fn sleep(self) -> Act {
+    pub fn sleep(self) -> ScriptedResponse {
         let reason = if self.is_anthropic() { "tool_use" } else { "tool_calls" };
         self.answer("", &[("s", "yield", "{\"sleep\":3600}")], reason, true)
     }
@@ -227,16 +231,16 @@ fn last_item(response: &Value) -> String {
     done.map(|done| event(&done)).collect::<String>() + &event(&json!({"type": end, "response": response}))
 }
 
-/// A world with a worker in it.
+/// A harness with a worker in it.
 pub struct Cell {
-    pub world: World,
+    pub harness: GatewayHarness,
     terminate: CancellationToken,
     worker: tokio::task::JoinHandle<Result<(), startup::WorkerError>>,
 }
 
 impl Cell {
     /// A loop with these fields of its model and its spec, and a server that does this.
-    pub async fn start(way: Way, model: &Value, spec: Value, acts: Vec<Act>) -> Self {
+    pub async fn start(way: Way, model: &Value, spec: Value, acts: Vec<ScriptedResponse>) -> Self {
         Self::start_with(way, model, spec, acts, Vec::new()).await
     }
 
@@ -245,27 +249,27 @@ impl Cell {
         way: Way,
         model: &Value,
         spec: Value,
-        acts: Vec<Act>,
+        acts: Vec<ScriptedResponse>,
         environment: Vec<(&'static str, String)>,
     ) -> Self {
-        let mut world = World::new().await;
-        world.environment = environment;
+        let mut harness = GatewayHarness::new().await;
+        harness.environment = environment;
         let (api, version) = match way {
             Way::AnthropicWhole | Way::AnthropicStreamed => ("AnthropicMessages", ""),
             Way::OpenAiWhole | Way::OpenAiStreamed => ("OpenAIChat", "/v1"),
             Way::ResponsesWhole | Way::ResponsesStreamed => ("OpenAIResponses", "/v1"),
         };
-        let address = format!("http://{}{version}", world.provider.address);
-        world.set(&json!({"api": api, "baseURL": address, "stream": way.is_streamed()}));
-        world.set(model);
+        let address = format!("http://{}{version}", harness.provider.address);
+        harness.set(&json!({"api": api, "baseURL": address, "stream": way.is_streamed()}));
+        harness.set(model);
         for act in acts {
-            world.provider.will(act);
+            harness.provider.will(act);
         }
-        world.start().await;
+        harness.start().await;
         let terminate = CancellationToken::new();
-        let worker = tokio::spawn(startup::run(options(&world, spec), terminate.clone()));
+        let worker = tokio::spawn(startup::run(options(&harness, spec), terminate.clone()));
         Self {
-            world,
+            harness,
             terminate,
             worker,
         }
@@ -274,8 +278,8 @@ impl Cell {
     /// The loop is at rest: asleep, or held.
     pub async fn at_rest(&self) -> (PodReport, LoopReport) {
         let rests = |report: &LoopReport| matches!(report.state, LoopState::Sleeping | LoopState::Paused);
-        let report = self.world.controller.until("a loop at rest", |report| {
-            let asked = i64::try_from(self.world.provider.seen().len()).unwrap();
+        let report = self.harness.controller.until("a loop at rest", |report| {
+            let asked = i64::try_from(self.harness.provider.seen().len()).unwrap();
             report.loop_.as_ref().is_some_and(rests) && report.usage.calls == asked
         });
         let report = report.await;
@@ -288,16 +292,16 @@ impl Cell {
     }
 
     /// Ends the worker; the gateway stays.
-    pub async fn ended(self) -> World {
+    pub async fn ended(self) -> GatewayHarness {
         self.terminate.cancel();
         self.worker.await.unwrap().unwrap();
-        self.world
+        self.harness
     }
 }
 
-fn options(world: &World, more: Value) -> WorkerOptions {
+fn options(harness: &GatewayHarness, more: Value) -> WorkerOptions {
     let mut spec = json!({
-        "model": world.model, "instructions": "Be brief.",
+        "model": harness.model, "instructions": "Be brief.",
         "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
     });
     let Value::Object(more) = more else { panic!() };
@@ -309,18 +313,18 @@ fn options(world: &World, more: Value) -> WorkerOptions {
     WorkerOptions {
         config: serde_json::from_value(config).unwrap(),
         pod_uid: "pod".into(),
-        socket: world.path("gateway.sock"),
-        journal_dir: world.path("journal"),
-        instructions_file: world.path("instructions"),
-        skills_dir: world.path("skills"),
-        workspace_dir: world.path("workspace"),
+        socket: harness.path("gateway.sock"),
+        journal_dir: harness.path("journal"),
+        instructions_file: harness.path("instructions"),
+        skills_dir: harness.path("skills"),
+        workspace_dir: harness.path("workspace"),
         drain: Duration::from_secs(1),
         log: agentloop::telemetry::log_export::ProcessLog::default(),
     }
 }
 
 /// The id of the call that a server was asked.
-pub fn call_of(seen: &Seen) -> &str {
+pub fn call_of(seen: &ReceivedRequest) -> &str {
     seen.headers["idempotency-key"]
         .to_str()
         .unwrap()

@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::loops::{Cell, USED, WAYS, Way, call_of};
-use super::provider::{Act, Step, send};
+use super::provider::{ScriptedResponse, Step, send};
 
 /// Worlds at a time.
 const AT_ONCE: usize = 6;
@@ -220,7 +220,7 @@ const EXPECTED: [(Fault, Option<FailureKind>, Next, Counted); 25] = [
 ];
 
 impl Way {
-    fn act(self, fault: Fault) -> Act {
+    fn act(self, fault: Fault) -> ScriptedResponse {
         let (tool_use, stop) = if self.is_anthropic() {
             ("tool_use", "end_turn")
         } else {
@@ -240,16 +240,16 @@ impl Way {
             Fault::Overloaded => error(529, "overloaded_error").with("retry-after", "1"),
             Fault::BadKey => error(401, "authentication_error"),
             Fault::BadRequest => error(400, "invalid_request_error"),
-            Fault::TooLong => Act::json(
+            Fault::TooLong => ScriptedResponse::json(
                 400,
                 r#"{"error":{"type":"invalid_request_error","message":"prompt is too long: 214468 tokens > 200000 maximum canary-error"}}"#,
             ),
-            Fault::Moved => Act::json(307, "").with("location", "http://127.0.0.1:1/"),
+            Fault::Moved => ScriptedResponse::json(307, "").with("location", "http://127.0.0.1:1/"),
             Fault::Conflict => error(409, "conflict_error"),
             // A proxy that gave up leaves a model behind that continues, and bills.
-            Fault::ForeignError => Act::json(500, "<html>canary-error</html>"),
-            Fault::ProxyError => Act::json(502, "<html>canary-error</html>"),
-            Fault::ProxyTimeout => Act::json(504, "<html>canary-error</html>"),
+            Fault::ForeignError => ScriptedResponse::json(500, "<html>canary-error</html>"),
+            Fault::ProxyError => ScriptedResponse::json(502, "<html>canary-error</html>"),
+            Fault::ProxyTimeout => ScriptedResponse::json(504, "<html>canary-error</html>"),
             Fault::Silent => self.half(HALF, Step::Hold),
             Fault::CutInToolCall => self.half(HALF, Step::Cut),
             Fault::ErrorInAnswer if self.is_streamed() => self.half(
@@ -275,7 +275,7 @@ impl Way {
 
 impl Way {
     /// An answer with nothing but an error: in a stream after its first event.
-    fn error_in_answer(self, code: &str) -> Act {
+    fn error_in_answer(self, code: &str) -> ScriptedResponse {
         if !self.is_streamed() {
             return error(200, code);
         }
@@ -284,7 +284,7 @@ impl Way {
         } else {
             ": begun\n\n"
         };
-        Act::stream(vec![send(begin), send(&self.error_event(code))])
+        ScriptedResponse::stream(vec![send(begin), send(&self.error_event(code))])
     }
 
     /// The event with which a stream reports an error.
@@ -300,9 +300,9 @@ impl Way {
 }
 
 /// An error of this type.
-fn error(status: u16, kind: &str) -> Act {
+fn error(status: u16, kind: &str) -> ScriptedResponse {
     let error = json!({"type": kind, "code": kind, "message": "canary-error"});
-    Act::json(status, &json!({"type": "error", "error": error}).to_string())
+    ScriptedResponse::json(status, &json!({"type": "error", "error": error}).to_string())
 }
 
 /// A loop whose first call meets the fault. Whatever it does next, it meets good answers.
@@ -350,8 +350,8 @@ async fn faults_of(cell: &Cell, error: Option<FailureKind>, next: Next, counted:
         }
     };
     if let Next::Again(wait) = next {
-        cell.world.provider.until_asked(2).await;
-        let seen = cell.world.provider.seen();
+        cell.harness.provider.until_asked(2).await;
+        let seen = cell.harness.provider.seen();
         let waited = seen[1].at.duration_since(seen[0].at);
         check(
             "waits as long as the server asked",
@@ -360,7 +360,7 @@ async fn faults_of(cell: &Cell, error: Option<FailureKind>, next: Next, counted:
         );
     }
     let (report, of_loop) = cell.at_rest().await;
-    let seen = cell.world.provider.seen();
+    let seen = cell.harness.provider.seen();
     let calls: Vec<&str> = seen.iter().map(call_of).collect();
     let expected = match next {
         Next::Again(_) => vec!["t1c1a1", "t1c1a2"],
@@ -376,7 +376,7 @@ async fn faults_of(cell: &Cell, error: Option<FailureKind>, next: Next, counted:
         format!("{kind:?}"),
     );
     let discreet =
-        !serde_json::to_string(&report).unwrap().contains("canary") && !cell.world.log().contains("canary-error");
+        !serde_json::to_string(&report).unwrap().contains("canary") && !cell.harness.log().contains("canary-error");
     check("says nothing of the server's words", discreet, format!("{report:?}"));
     let reasons: Vec<PauseReason> = of_loop.reasons.iter().map(|held| held.reason).collect();
     match next {

@@ -48,8 +48,8 @@ async fn conversation(way: Way) -> Vec<Sent> {
     let rate_limits = json!([{"resource": "LLMCalls", "amount": 1000, "windowSeconds": 3600}]);
     let spec = json!({"guardrails": {"rateLimits": rate_limits, "loopDetection": {"mode": "Disabled"}, "maxConsecutiveTurns": 100}});
     let cell = Cell::start(way, &json!({"contextTokens": 5000}), spec, acts).await;
-    cell.world.provider.until_asked(CALLS).await;
-    let seen = cell.world.provider.seen();
+    cell.harness.provider.until_asked(CALLS).await;
+    let seen = cell.harness.provider.seen();
     cell.end().await;
     let bodies = seen.iter().take(CALLS).map(|seen| seen.body.as_str());
     bodies.map(Sent::read).collect()

@@ -29,7 +29,7 @@ pub const STREAM_TAIL: &str = concat!(
 
 /// What the server does with one request.
 #[derive(Clone, Debug)]
-pub struct Act {
+pub struct ScriptedResponse {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub steps: Vec<Step>,
@@ -47,7 +47,7 @@ pub enum Step {
     Endless(String),
 }
 
-impl Act {
+impl ScriptedResponse {
     pub fn json(status: u16, body: &str) -> Self {
         Self {
             status,
@@ -80,7 +80,7 @@ pub fn send(text: &str) -> Step {
 
 /// What the server was asked.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ReceivedRequest {
     pub path: String,
     pub headers: HeaderMap,
     pub body: String,
@@ -94,8 +94,8 @@ pub struct Provider {
 }
 
 struct Shared {
-    acts: Mutex<VecDeque<Act>>,
-    seen: watch::Sender<Vec<Seen>>,
+    acts: Mutex<VecDeque<ScriptedResponse>>,
+    seen: watch::Sender<Vec<ReceivedRequest>>,
     /// Number of holds so far, and of those that are released.
     holds: AtomicUsize,
     released: watch::Sender<usize>,
@@ -117,7 +117,7 @@ impl Provider {
     }
 
     /// What it does next; without any it gives [`ANSWER`].
-    pub fn will(&self, act: Act) {
+    pub fn will(&self, act: ScriptedResponse) {
         self.state.acts.lock().unwrap().push_back(act);
     }
 
@@ -131,7 +131,7 @@ impl Provider {
         self.state.released.send_modify(|released| *released += 1);
     }
 
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<ReceivedRequest> {
         self.state.seen.borrow().clone()
     }
 
@@ -148,7 +148,7 @@ impl Provider {
 }
 
 async fn answer(State(state): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    let seen = Seen {
+    let seen = ReceivedRequest {
         at: Instant::now(),
         path: uri.path().into(),
         headers,
@@ -160,7 +160,7 @@ async fn answer(State(state): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, 
         .lock()
         .unwrap()
         .pop_front()
-        .unwrap_or_else(|| Act::json(200, ANSWER));
+        .unwrap_or_else(|| ScriptedResponse::json(200, ANSWER));
     let mut response = Response::builder().status(StatusCode::from_u16(act.status).unwrap());
     for (name, value) in act.headers {
         response = response.header(name, value);

@@ -7,7 +7,7 @@ use agentloop::provider::WireFormat;
 use agentloop::worker::gateway_client::GatewayClient;
 use serde_json::{Value, json};
 
-use super::world::World;
+use super::harness::GatewayHarness;
 use crate::e2e::model_server::{self, Used};
 
 /// A conversation that grows, so that the server reads its beginning from its cache.
@@ -43,19 +43,19 @@ async fn what_a_real_server_says_it_used_is_what_is_counted() {
             } else {
                 server.anthropic_url(&label)
             };
-            let mut world = World::new().await;
-            world.set(&json!({"api": api, "name": "smollm2", "baseURL": address, "maxOutputTokens": 12}));
-            world.route = route;
-            world.start().await;
+            let mut harness = GatewayHarness::new().await;
+            harness.set(&json!({"api": api, "name": "smollm2", "baseURL": address, "maxOutputTokens": 12}));
+            harness.route = route;
+            harness.start().await;
             for (call, length) in [("t1c1a1", 1), ("t2c1a1", 3), ("t3c1a1", 5)] {
-                let response = world.call(call, &request(stream, &conversation[..length])).await;
+                let response = harness.call(call, &request(stream, &conversation[..length])).await;
                 let (status, body) = (response.status(), response.text().await.unwrap());
                 assert!(
                     status.is_success() && !body.contains("agentloop.failure"),
                     "{label}: {status} {body}"
                 );
             }
-            let usage = world.until_counted(3, 0).await.usage;
+            let usage = harness.until_counted(3, 0).await.usage;
             let counted = Used {
                 calls: usage.calls,
                 unknown_calls: usage.unknown_calls,
@@ -102,18 +102,18 @@ async fn a_real_server_without_tool_calls_answers_in_the_form_of_the_schema_stre
         },
     ];
     for stream in [true, false] {
-        let mut world = World::new().await;
+        let mut harness = GatewayHarness::new().await;
         let label = format!("structured-{stream}");
-        world.set(
+        harness.set(
             &json!({"name": "smollm2", "baseURL": server.base_url(&label), "maxOutputTokens": 400, "temperature": "0",
                 "toolCalling": "Structured", "stream": stream, "timeoutSeconds": 300, "streamIdleTimeoutSeconds": 300}),
         );
-        world.start().await;
-        let model: ModelSpec = serde_json::from_value(world.model.clone()).unwrap();
+        harness.start().await;
+        let model: ModelSpec = serde_json::from_value(harness.model.clone()).unwrap();
         let format = WireFormat::of(&model, std::slice::from_ref(&look));
         assert_eq!(format, WireFormat::JsonTools);
         let body = format.request(&model, &messages, std::slice::from_ref(&look));
-        let client = GatewayClient::new(&world.path("gateway.sock")).unwrap();
+        let client = GatewayClient::new(&harness.path("gateway.sock")).unwrap();
         let call = ("t1c1a1".parse().unwrap(), CallPurpose::Turn);
         let answer = client.call(call, format, body, None).await.unwrap();
         let form = |text: &str| text.trim_start().starts_with('{');

@@ -6,7 +6,7 @@ use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use super::world::{World, failure, kinds, streamed, url, whole, write};
+use super::harness::{GatewayHarness, failure, kinds, streamed, url, whole, write};
 
 const SCRIPT: &str = "
 turns:
@@ -15,16 +15,16 @@ turns:
 - {yield: {sleep: 5, reason: tired}, usage: {inputTokens: 1, outputTokens: 1}}
 ";
 
-pub async fn scripted(script: &str) -> World {
-    let mut world = World::new().await;
-    world.set(&json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null}));
-    write(&world.path("script"), script);
-    world.start().await;
-    world
+pub async fn scripted(script: &str) -> GatewayHarness {
+    let mut harness = GatewayHarness::new().await;
+    harness.set(&json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null}));
+    write(&harness.path("script"), script);
+    harness.start().await;
+    harness
 }
 
-async fn said(world: &World, id: &str) -> Value {
-    let (status, body) = world.ask(id).await;
+async fn said(harness: &GatewayHarness, id: &str) -> Value {
+    let (status, body) = harness.ask(id).await;
     assert_eq!(status, StatusCode::OK, "{body}");
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
@@ -36,21 +36,21 @@ async fn said(world: &World, id: &str) -> Value {
 
 #[tokio::test]
 async fn the_script_goes_on_where_it_stood_over_restarts() {
-    let mut world = scripted(SCRIPT).await;
-    assert_eq!(said(&world, "t1c1a1").await["content"], "one");
-    assert_eq!(said(&world, "t1c1a1").await["content"], "one");
-    world.kill();
-    world.start().await;
-    assert_eq!(said(&world, "t2c1a1").await["content"], "two");
-    world.kill();
-    world.start().await;
-    let call = said(&world, "t3c1a1").await["tool_calls"][0]["function"].clone();
+    let mut harness = scripted(SCRIPT).await;
+    assert_eq!(said(&harness, "t1c1a1").await["content"], "one");
+    assert_eq!(said(&harness, "t1c1a1").await["content"], "one");
+    harness.kill();
+    harness.start().await;
+    assert_eq!(said(&harness, "t2c1a1").await["content"], "two");
+    harness.kill();
+    harness.start().await;
+    let call = said(&harness, "t3c1a1").await["tool_calls"][0]["function"].clone();
     assert_eq!(
         call,
         json!({"name": "yield", "arguments": r#"{"mode":"sleep","sleep":5,"reason":"tired"}"#})
     );
-    assert_eq!(said(&world, "t4c1a1").await["content"], "one");
-    let usage = world.until_counted(4, 0).await.usage;
+    assert_eq!(said(&harness, "t4c1a1").await["content"], "one");
+    let usage = harness.until_counted(4, 0).await.usage;
     assert_eq!(
         (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens),
         (22, 12, 180)
@@ -59,9 +59,9 @@ async fn the_script_goes_on_where_it_stood_over_restarts() {
 
 #[tokio::test]
 async fn a_call_of_an_unknown_purpose_is_refused_in_words_and_not_made() {
-    let world = scripted(SCRIPT).await;
+    let harness = scripted(SCRIPT).await;
     let call = |purpose: &'static str| {
-        let request = world.worker.post(url(world.route)).header(CALL_HEADER, "t1c1a1");
+        let request = harness.worker.post(url(harness.route)).header(CALL_HEADER, "t1c1a1");
         request.header(PURPOSE_HEADER, purpose).json(&whole()).send()
     };
     let response = call("Gossip").await.unwrap();
@@ -69,18 +69,18 @@ async fn a_call_of_an_unknown_purpose_is_refused_in_words_and_not_made() {
     let words = response.text().await.unwrap();
     assert!(words.contains(PURPOSE_HEADER) && !words.contains("Gossip"), "{words}");
     assert_eq!(call("Turn").await.unwrap().status(), StatusCode::OK);
-    world.until_counted(1, 0).await;
+    harness.until_counted(1, 0).await;
 }
 
 #[tokio::test]
 async fn a_scripted_stream_is_metered_like_any_other() {
-    let world = scripted(SCRIPT).await;
-    let body = world.call("t1c1a1", &streamed()).await.text().await.unwrap();
+    let harness = scripted(SCRIPT).await;
+    let body = harness.call("t1c1a1", &streamed()).await.text().await.unwrap();
     assert!(
         body.contains("\"content\":\"one\"") && body.ends_with("data: [DONE]\n\n"),
         "{body}"
     );
-    let usage = world.until_counted(1, 0).await.usage;
+    let usage = harness.until_counted(1, 0).await.usage;
     assert_eq!(
         (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens),
         (10, 5, 90)
@@ -89,43 +89,43 @@ async fn a_scripted_stream_is_metered_like_any_other() {
 
 #[tokio::test]
 async fn a_scripted_failure_is_a_failure_and_takes_its_turn() {
-    let world = scripted("turns: [{fail: {status: 429, retryAfterSeconds: 2}}, {text: ok}]").await;
-    let failed = failure(world.call("t1c1a1", &whole()).await).await;
+    let harness = scripted("turns: [{fail: {status: 429, retryAfterSeconds: 2}}, {text: ok}]").await;
+    let failed = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(kinds(&failed), (FailureKind::RateLimited, Some(2000)));
-    assert_eq!(said(&world, "t1c1a2").await["content"], "ok");
-    world.until_counted(2, 0).await;
+    assert_eq!(said(&harness, "t1c1a2").await["content"], "ok");
+    harness.until_counted(2, 0).await;
 }
 
 #[tokio::test]
 async fn a_call_that_was_cut_has_taken_no_turn() {
-    let mut world = scripted("turns: [{text: slow, delayMilliseconds: 1200}, {text: next}]").await;
-    world.kill();
-    world.set(&json!({"timeoutSeconds": 1}));
-    world.start().await;
+    let mut harness = scripted("turns: [{text: slow, delayMilliseconds: 1200}, {text: next}]").await;
+    harness.kill();
+    harness.set(&json!({"timeoutSeconds": 1}));
+    harness.start().await;
     assert_eq!(
-        failure(world.call("t1c1a1", &whole()).await).await.kind,
+        failure(harness.call("t1c1a1", &whole()).await).await.kind,
         FailureKind::Timeout
     );
-    world.kill();
-    world.set(&json!({"timeoutSeconds": 30}));
-    world.start().await;
-    assert_eq!(said(&world, "t1c1a2").await["content"], "slow");
-    world.until_counted(2, 1).await;
+    harness.kill();
+    harness.set(&json!({"timeoutSeconds": 30}));
+    harness.start().await;
+    assert_eq!(said(&harness, "t1c1a2").await["content"], "slow");
+    harness.until_counted(2, 1).await;
 }
 
 #[tokio::test]
 async fn a_script_that_ends_says_so() {
-    let world = scripted("atEnd: Fail\nturns: [{text: only}]").await;
-    said(&world, "t1c1a1").await;
-    let failed = failure(world.call("t2c1a1", &whole()).await).await;
+    let harness = scripted("atEnd: Fail\nturns: [{text: only}]").await;
+    said(&harness, "t1c1a1").await;
+    let failed = failure(harness.call("t2c1a1", &whole()).await).await;
     assert_eq!(failed.kind, FailureKind::BadResponse);
     assert!(failed.message.contains("atEnd"), "{}", failed.message);
 }
 
 #[tokio::test]
 async fn a_script_with_a_mistake_answers_each_call_with_it() {
-    let world = scripted("turns: [{txt: a}]").await;
-    let failed = failure(world.call("t1c1a1", &whole()).await).await;
+    let harness = scripted("turns: [{txt: a}]").await;
+    let failed = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(failed.kind, FailureKind::BadResponse);
     assert!(
         failed.message.contains("spec.model.scripted") && failed.message.contains("line 1"),

@@ -23,7 +23,7 @@ const CUT_ROUND: usize = 2;
 
 /// Whose checks a server makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ProviderFlavor {
     /// Thinking blocks and their signatures, in their places.
     Claude,
     /// `reasoning_content` in each message with tool calls, also where it is empty.
@@ -46,16 +46,16 @@ pub struct Seen {
 }
 
 #[derive(Clone)]
-pub struct Strict {
-    kind: Kind,
+pub struct StrictProvider {
+    kind: ProviderFlavor,
     /// The first request of this round is never answered.
     mute: Option<usize>,
     seen: Arc<watch::Sender<Seen>>,
 }
 
-impl Strict {
+impl StrictProvider {
     /// A server on a port of this host, and its address.
-    pub async fn start(host: &str, kind: Kind, mute: Option<usize>) -> (Self, SocketAddr) {
+    pub async fn start(host: &str, kind: ProviderFlavor, mute: Option<usize>) -> (Self, SocketAddr) {
         let strict = Self {
             kind,
             mute,
@@ -106,8 +106,8 @@ fn rounds(body: &Value) -> usize {
 }
 
 /// The model of a spec that speaks to such a server.
-pub fn model(kind: Kind, address: SocketAddr) -> Value {
-    if kind == Kind::Claude {
+pub fn model(kind: ProviderFlavor, address: SocketAddr) -> Value {
+    if kind == ProviderFlavor::Claude {
         let reasoning = json!({"budgetTokens": 1024});
         json!({"baseURL": format!("http://{address}"), "reasoning": reasoning, "maxOutputTokens": 2048})
     } else {
@@ -140,13 +140,13 @@ fn calls(round: usize) -> Vec<(String, &'static str, Value)> {
     }
 }
 
-async fn respond(State(strict): State<Strict>, body: String) -> Response {
+async fn respond(State(strict): State<StrictProvider>, body: String) -> Response {
     let body: Value = serde_json::from_str(&body).unwrap();
     let round = rounds(&body);
     let judged = match strict.kind {
-        Kind::Claude => judge_messages(&body),
-        Kind::Responses => judge_responses(&body),
-        Kind::DeepSeek | Kind::Gemini | Kind::Mistral => judge_chat(strict.kind, &body),
+        ProviderFlavor::Claude => judge_messages(&body),
+        ProviderFlavor::Responses => judge_responses(&body),
+        ProviderFlavor::DeepSeek | ProviderFlavor::Gemini | ProviderFlavor::Mistral => judge_chat(strict.kind, &body),
     };
     strict.seen.send_modify(|seen| {
         seen.bodies.push(body.clone());
@@ -164,9 +164,9 @@ async fn respond(State(strict): State<Strict>, body: String) -> Response {
     }
     let streamed = body["stream"] == true;
     let text = match (strict.kind, streamed) {
-        (Kind::Claude, false) => claude(round).to_string(),
-        (Kind::Claude, true) => claude_stream(round),
-        (Kind::Responses, streamed) => {
+        (ProviderFlavor::Claude, false) => claude(round).to_string(),
+        (ProviderFlavor::Claude, true) => claude_stream(round),
+        (ProviderFlavor::Responses, streamed) => {
             let whole = match round {
                 0 if strict.is_first(0) => refusal(),
                 1 if strict.is_first(1) => rate_limited(),
@@ -284,7 +284,7 @@ fn judge_messages(body: &Value) -> Result<(), String> {
     check(open.is_empty(), "the last message must be the user's")
 }
 
-fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
+fn judge_chat(kind: ProviderFlavor, body: &Value) -> Result<(), String> {
     known_fields(
         body,
         &[
@@ -310,7 +310,7 @@ fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
             _ => check(open.is_empty(), "a call without its result")?,
         }
         check(role != before || role == "tool", "roles must alternate")?;
-        if kind == Kind::Mistral {
+        if kind == ProviderFlavor::Mistral {
             check(
                 (before, role) != ("tool", "user"),
                 "Unexpected role 'user' after role 'tool'",
@@ -322,22 +322,22 @@ fn judge_chat(kind: Kind, body: &Value) -> Result<(), String> {
         }
         let wanted = array(&message["tool_calls"]);
         open = texts(wanted.iter().map(|call| call["id"].clone()));
-        fresh(&mut used, &open, kind == Kind::Mistral)?;
+        fresh(&mut used, &open, kind == ProviderFlavor::Mistral)?;
         let extra = |place: usize| wanted[place].get("extra_content").cloned();
         match kind {
-            Kind::DeepSeek => check(
+            ProviderFlavor::DeepSeek => check(
                 message["reasoning_content"] == json!(thought(round)),
                 "The `reasoning_content` in the thinking mode must be passed back to the API.",
             )?,
-            Kind::Gemini => {
+            ProviderFlavor::Gemini => {
                 let signed = json!({"google": {"thought_signature": signature(round)}});
                 check(extra(0) == Some(signed), "Function call is missing a thought_signature")?;
                 check(extra(1).is_none(), "a signature where none was")?;
             }
-            Kind::Mistral | Kind::Claude | Kind::Responses => {}
+            ProviderFlavor::Mistral | ProviderFlavor::Claude | ProviderFlavor::Responses => {}
         }
         let known = ["role", "content", "tool_calls"];
-        let own = (kind == Kind::DeepSeek).then_some("reasoning_content");
+        let own = (kind == ProviderFlavor::DeepSeek).then_some("reasoning_content");
         known_fields(message, &known.into_iter().chain(own).collect::<Vec<_>>())?;
         round += 1;
     }
@@ -563,31 +563,31 @@ fn item_events(index: usize, item: &Value) -> Vec<Value> {
 }
 
 /// The message of a chat completion.
-fn said(kind: Kind, round: usize) -> Value {
+fn said(kind: ProviderFlavor, round: usize) -> Value {
     let calls = calls(round)
         .into_iter()
         .enumerate()
         .map(|(place, (id, name, arguments))| {
             let function = json!({"name": name, "arguments": arguments.to_string()});
             let mut call = json!({"id": id, "type": "function", "function": function});
-            if kind == Kind::Gemini && place == 0 {
+            if kind == ProviderFlavor::Gemini && place == 0 {
                 call["extra_content"] = json!({"google": {"thought_signature": signature(round)}});
             }
             call
         });
     let mut message = json!({"role": "assistant", "content": null, "tool_calls": calls.collect::<Vec<_>>()});
-    if kind == Kind::DeepSeek {
+    if kind == ProviderFlavor::DeepSeek {
         message["reasoning_content"] = thought(round).into();
     }
     message
 }
 
-fn chat(kind: Kind, round: usize) -> Value {
+fn chat(kind: ProviderFlavor, round: usize) -> Value {
     json!({"choices": [{"index": 0, "message": said(kind, round), "finish_reason": "tool_calls"}],
         "usage": {"prompt_tokens": 900, "completion_tokens": 90}})
 }
 
-fn chat_stream(kind: Kind, round: usize) -> String {
+fn chat_stream(kind: ProviderFlavor, round: usize) -> String {
     let mut message = said(kind, round);
     let mut deltas = Vec::new();
     if let Some(thought) = message.as_object_mut().unwrap().remove("reasoning_content") {
@@ -613,14 +613,21 @@ fn chat_stream(kind: Kind, round: usize) -> String {
 #[rstest]
 #[tokio::test]
 async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_the_model_thought(
-    #[values(Kind::Claude, Kind::DeepSeek, Kind::Gemini, Kind::Mistral, Kind::Responses)] kind: Kind,
+    #[values(
+        ProviderFlavor::Claude,
+        ProviderFlavor::DeepSeek,
+        ProviderFlavor::Gemini,
+        ProviderFlavor::Mistral,
+        ProviderFlavor::Responses
+    )]
+    kind: ProviderFlavor,
     #[values(false, true)] stream: bool,
 ) {
-    let (strict, address) = Strict::start("127.0.0.1", kind, None).await;
+    let (strict, address) = StrictProvider::start("127.0.0.1", kind, None).await;
     let way = match kind {
-        Kind::Claude => Way::AnthropicWhole,
-        Kind::Responses => Way::ResponsesWhole,
-        Kind::DeepSeek | Kind::Gemini | Kind::Mistral => Way::OpenAiWhole,
+        ProviderFlavor::Claude => Way::AnthropicWhole,
+        ProviderFlavor::Responses => Way::ResponsesWhole,
+        ProviderFlavor::DeepSeek | ProviderFlavor::Gemini | ProviderFlavor::Mistral => Way::OpenAiWhole,
     };
     let mut model = model(kind, address);
     model["stream"] = stream.into();
@@ -630,6 +637,6 @@ async fn a_turn_of_many_calls_passes_the_checks_of_servers_that_want_back_what_t
     cell.end().await;
     assert_eq!(seen.refused, None, "{:#}", seen.bodies.last().unwrap());
     // A refusal and an error take one request each.
-    let more = if kind == Kind::Responses { 2 } else { 0 };
+    let more = if kind == ProviderFlavor::Responses { 2 } else { 0 };
     assert_eq!(seen.bodies.len(), ROUNDS + 1 + more);
 }

@@ -13,9 +13,9 @@ use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
+use super::harness::GatewayHarness;
 use super::loops::{Cell, USED, Way};
 use super::provider::Step;
-use super::world::World;
 use crate::support::clusters;
 use crate::support::otlp::{Collector, Receiver, attribute, is_root};
 
@@ -26,9 +26,9 @@ pub(super) const CANARY: &str = "canary";
 pub(super) struct WorkerProcess(Child);
 
 impl WorkerProcess {
-    pub(super) fn start(world: &World) -> Self {
+    pub(super) fn start(harness: &GatewayHarness) -> Self {
         let spec = json!({
-            "model": world.model, "instructions": format!("Be {CANARY}."), "tools": world.tools,
+            "model": harness.model, "instructions": format!("Be {CANARY}."), "tools": harness.tools,
             "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
         });
         let config = json!({
@@ -38,18 +38,18 @@ impl WorkerProcess {
         let log = options
             .create(true)
             .append(true)
-            .open(world.path("worker-log"))
+            .open(harness.path("worker-log"))
             .unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
             .arg("worker")
             .env_clear()
             .env(CONFIG_ENV, config.to_string())
             .env("AGENTLOOP_POD_UID", "pod")
-            .env("AGENTLOOP_SOCKET", world.path("gateway.sock"))
-            .env("AGENTLOOP_JOURNAL_DIR", world.path("journal"))
-            .env("AGENTLOOP_INSTRUCTIONS_FILE", world.path("instructions"))
-            .env("AGENTLOOP_SKILLS_DIR", world.path("skills"))
-            .env("AGENTLOOP_WORKSPACE_DIR", world.path("workspace"))
+            .env("AGENTLOOP_SOCKET", harness.path("gateway.sock"))
+            .env("AGENTLOOP_JOURNAL_DIR", harness.path("journal"))
+            .env("AGENTLOOP_INSTRUCTIONS_FILE", harness.path("instructions"))
+            .env("AGENTLOOP_SKILLS_DIR", harness.path("skills"))
+            .env("AGENTLOOP_WORKSPACE_DIR", harness.path("workspace"))
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -67,8 +67,8 @@ impl Drop for WorkerProcess {
     }
 }
 
-pub(super) fn worker_log(world: &World) -> String {
-    std::fs::read_to_string(world.path("worker-log")).unwrap_or_default()
+pub(super) fn worker_log(harness: &GatewayHarness) -> String {
+    std::fs::read_to_string(harness.path("worker-log")).unwrap_or_default()
 }
 
 /// A server of one tool, whose result has the canary.
@@ -97,33 +97,33 @@ async fn tool_server() -> SocketAddr {
 }
 
 /// A gateway that exports to this port, and a provider whose first turn runs a tool. Its second call is held.
-async fn traced(collector: u16) -> World {
+async fn traced(collector: u16) -> GatewayHarness {
     traced_with(collector, &[]).await
 }
 
 /// Like [`traced`], with further variables.
-pub(super) async fn traced_with(collector: u16, more: &[(&'static str, &str)]) -> World {
-    let mut world = World::new().await;
+pub(super) async fn traced_with(collector: u16, more: &[(&'static str, &str)]) -> GatewayHarness {
+    let mut harness = GatewayHarness::new().await;
     let tools = tool_server().await;
-    world.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
-    world.environment = vec![
+    harness.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{collector}")),
         ("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{CANARY}")),
         ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
         ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test".into()),
     ];
     let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    world.environment.extend(more);
+    harness.environment.extend(more);
     let way = Way::OpenAiWhole;
     let arguments = json!({ "text": CANARY }).to_string();
     let calls = [("c1", "hub__write", arguments.as_str())];
-    world.provider.will(way.answer("", &calls, "tool_calls", true));
+    harness.provider.will(way.answer("", &calls, "tool_calls", true));
     let mut last = way.answer(&format!("I am {CANARY}."), &[], "stop", true);
     last.steps.insert(0, Step::Hold);
-    world.provider.will(last);
-    world.provider.will(way.sleep());
-    world.start().await;
-    world
+    harness.provider.will(last);
+    harness.provider.will(way.sleep());
+    harness.start().await;
+    harness
 }
 
 pub(super) fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
@@ -174,7 +174,7 @@ fn check_first_turn(spans: &[Span]) {
 }
 
 /// No request, and no log, has a text of the loop or a secret.
-pub(super) fn check_canary(receiver: &Receiver, world: &World) {
+pub(super) fn check_canary(receiver: &Receiver, harness: &GatewayHarness) {
     for received in receiver.received() {
         let text = String::from_utf8_lossy(&received.body);
         assert!(!text.contains(CANARY), "{text}");
@@ -182,19 +182,19 @@ pub(super) fn check_canary(receiver: &Receiver, world: &World) {
     for text in receiver.others() {
         assert!(!text.contains(CANARY), "{text}");
     }
-    let log = worker_log(world);
+    let log = worker_log(harness);
     assert!(!log.contains(CANARY), "{log}");
-    let log = world.log();
+    let log = harness.log();
     assert!(!log.contains(CANARY), "{log}");
 }
 
 #[tokio::test]
 async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     let receiver = Receiver::start().await;
-    let world = traced(receiver.address.port()).await;
-    let worker = WorkerProcess::start(&world);
-    let asked = tokio::time::timeout(Duration::from_secs(30), world.provider.until_asked(2)).await;
-    assert!(asked.is_ok(), "{}\n{}", worker_log(&world), world.log());
+    let harness = traced(receiver.address.port()).await;
+    let worker = WorkerProcess::start(&harness);
+    let asked = tokio::time::timeout(Duration::from_secs(30), harness.provider.until_asked(2)).await;
+    assert!(asked.is_ok(), "{}\n{}", worker_log(&harness), harness.log());
     receiver
         .until("the tool run is exported", |spans| {
             !named(spans, "execute_tool hub__write").is_empty()
@@ -202,13 +202,13 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
         .await;
     drop(worker);
     let killed = nanoseconds(SystemTime::now());
-    let _worker = WorkerProcess::start(&world);
-    world.provider.release();
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
     let spans = receiver.until("two turns", two_turns).await;
     check_first_turn(&spans);
     let first = spans.iter().find(|span| is_root(span)).unwrap();
     assert!(first.start_time_unix_nano < killed && first.end_time_unix_nano > killed);
-    check_canary(&receiver, &world);
+    check_canary(&receiver, &harness);
     let first_request = &receiver.received()[0];
     assert_eq!(first_request.headers["authorization"], format!("Bearer {CANARY}"));
     let resource = first_request.request.resource_spans[0].resource.as_ref().unwrap();
@@ -218,7 +218,7 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     assert_eq!(of_resource("agentloop.agent.name"), "a");
     assert_eq!(of_resource("deployment.environment.name"), "test");
     // The log leads to the trace.
-    let log = worker_log(&world);
+    let log = worker_log(&harness);
     let id = hex(&first.trace_id);
     assert!(log.contains(&format!("\"traceId\":\"{id}\"")), "{log}");
 }
@@ -230,27 +230,27 @@ async fn a_real_collector_takes_the_spans_and_passes_them_on() {
     }
     let receiver = Receiver::start().await;
     let collector = Collector::start(receiver.address).await;
-    let world = traced(collector.port).await;
-    let _worker = WorkerProcess::start(&world);
-    world.provider.release();
+    let harness = traced(collector.port).await;
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
     let spans = receiver.until("two turns", two_turns).await;
     check_first_turn(&spans);
-    check_canary(&receiver, &world);
+    check_canary(&receiver, &harness);
 }
 
 #[tokio::test]
 async fn the_last_spans_are_exported_when_the_pod_ends() {
     let receiver = Receiver::start().await;
-    let mut world = World::new().await;
-    world.environment = vec![
+    let mut harness = GatewayHarness::new().await;
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
         ("OTEL_BSP_SCHEDULE_DELAY", "3600000".into()),
     ];
-    world.start().await;
-    world.ask("t1c1a1").await;
+    harness.start().await;
+    harness.ask("t1c1a1").await;
     assert!(receiver.received().is_empty());
-    world.terminate();
-    assert!(world.exited().await.success(), "{}", world.log());
+    harness.terminate();
+    assert!(harness.exited().await.success(), "{}", harness.log());
     let spans = receiver.until("one call", |spans| spans.len() == 1).await;
     assert_eq!(spans[0].name, "chat m");
 }
@@ -281,37 +281,39 @@ async fn a_loop_is_as_fast_with_a_collector_that_hangs_or_is_gone_and_warns_once
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
         let warnings = |log: &str| log.matches("failed to export traces").count();
         let deadline = Instant::now() + Duration::from_secs(10);
-        while warnings(&cell.world.log()) == 0 {
-            assert!(Instant::now() < deadline, "{}", cell.world.log());
+        while warnings(&cell.harness.log()) == 0 {
+            assert!(Instant::now() < deadline, "{}", cell.harness.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert_eq!(warnings(&cell.world.log()), 1, "{address}");
+        assert_eq!(warnings(&cell.harness.log()), 1, "{address}");
         let ending = Instant::now();
-        let mut world = cell.ended().await;
-        world.terminate();
-        assert!(world.exited().await.success(), "{}", world.log());
+        let mut harness = cell.ended().await;
+        harness.terminate();
+        assert!(harness.exited().await.success(), "{}", harness.log());
         assert!(ending.elapsed() < Duration::from_secs(5), "{:?}", ending.elapsed());
     }
 }
 
 #[tokio::test]
 async fn without_variables_nothing_is_exported_and_an_invalid_one_is_named() {
-    let mut world = World::started().await;
-    assert!(!world.session().await.traces);
+    let mut harness = GatewayHarness::started().await;
+    assert!(!harness.session().await.traces);
     let body = b"no message".to_vec();
-    let request = world.worker.post(super::world::url("/v1/traces")).body(body);
+    let request = harness.worker.post(super::harness::url("/v1/traces")).body(body);
     // What is not exported is not read.
     assert_eq!(request.send().await.unwrap().status(), StatusCode::NO_CONTENT);
-    let mut world = World::new().await;
-    world.environment = vec![
+    let mut harness = GatewayHarness::new().await;
+    harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9".into()),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc".into()),
     ];
-    world.start().await;
-    assert!(!world.session().await.traces);
+    harness.start().await;
+    assert!(!harness.session().await.traces);
     assert!(
-        world.log().contains("OTEL_EXPORTER_OTLP_PROTOCOL is not http/protobuf"),
+        harness
+            .log()
+            .contains("OTEL_EXPORTER_OTLP_PROTOCOL is not http/protobuf"),
         "{}",
-        world.log()
+        harness.log()
     );
 }

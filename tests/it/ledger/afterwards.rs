@@ -6,7 +6,7 @@
 use agentloop::ledger::account::LedgerTerms;
 use agentloop::ledger::window::WindowRule;
 
-use super::judge::at;
+use super::oracle::at;
 
 #[derive(Clone, Debug)]
 struct Account {

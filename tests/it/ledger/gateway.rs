@@ -10,7 +10,7 @@ use agentloop::api::amount::{Amount, LimitAmounts};
 use agentloop::ledger::account::{DurableGrant, LeaseHolder};
 use agentloop::ledger::wallet::{AccountDraw, AccountId, LeaseRow, Reservation, Wallet};
 
-use super::leader::Answer;
+use super::leader::LeaderResponse;
 use super::mutation::Mutation;
 
 /// State that survives a crash of the process, but not a loss of the volume.
@@ -39,8 +39,8 @@ pub enum Crash {
 
 /// A call in flight.
 #[derive(Clone, Debug)]
-pub struct Flight {
-    /// Its number in the judge's book.
+pub struct CallInFlight {
+    /// Its number in the oracle's book.
     pub call: usize,
     /// What it holds.
     pub reservation: Reservation,
@@ -65,7 +65,7 @@ pub struct Gateway {
     /// Which accounts apply, as far as it knows, with the kinds that each limits.
     pub draws: Vec<(usize, LimitAmounts)>,
     /// Calls of the process that runs.
-    pub flights: Vec<Flight>,
+    pub flights: Vec<CallInFlight>,
     /// The call that it wants to make: its least and its full amount.
     pub wants: Option<(Amount, Amount)>,
     /// What a token costs: of the model that its pod runs, and of the one in the current spec.
@@ -80,7 +80,7 @@ pub struct Gateway {
 }
 
 /// Most accounts of a schedule, those of deleted budgets included.
-pub const MOST_ACCOUNTS: usize = 6;
+pub const MAX_ACCOUNTS: usize = 6;
 
 /// Name of an account.
 pub fn account_id(account: usize) -> &'static str {
@@ -183,7 +183,7 @@ impl Gateway {
     }
 
     /// Applies the leader's answer. `false`: the process crashed meanwhile.
-    pub fn hear(&mut self, answer: &Answer, mutation: Mutation, crash: Crash) -> bool {
+    pub fn hear(&mut self, answer: &LeaderResponse, mutation: Mutation, crash: Crash) -> bool {
         let mut wallet = self.wallet.clone();
         let mut changed = false;
         let blind = mutation == Mutation::BelieveTheDisk;

@@ -3,7 +3,7 @@
 //! 1. **plan**: [`Leader::request`] applies a request. What it grants is in memory only, and is not sent yet.
 //! 2. **write**: [`Leader::compose`] returns a record that must replace exactly the previous epoch; one at a time.
 //! 3. **written**: [`Leader::written`], once the API server has confirmed the record.
-//! 4. **answer**: each request that waited for that record gets an [`Answer`], which contains only what is written. A
+//! 4. **answer**: each request that waited for that record gets an [`LeaderResponse`], which contains only what is written. A
 //!    request that was granted nothing new is answered at once.
 //!
 //! A conflict, or a write without a confirmation, ends the leader. The next leader starts from the records alone.
@@ -25,7 +25,7 @@ use super::mutation::Mutation;
 
 /// A gateway's request.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct LeaderRequest {
     /// Who asks.
     pub who: LeaseHolder,
     /// Where the answer goes.
@@ -42,7 +42,7 @@ pub struct Request {
 
 /// The leader's answer to one gateway.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct LeaderResponse {
     /// The receiver.
     pub gateway: usize,
     /// The record of the gateway that it refers to.
@@ -51,7 +51,7 @@ pub struct Answer {
     pub body: LeaseResponse,
     /// When the request was sent.
     pub sent: i64,
-    /// See [`Request::went_back`].
+    /// See [`LeaderRequest::went_back`].
     pub went_back: u32,
 }
 
@@ -63,7 +63,7 @@ pub struct Leader {
     documents: BTreeMap<usize, DocumentId>,
     /// Records under way to the API server.
     writes: BTreeMap<usize, Vec<RecordWrite>>,
-    waiting: Vec<(Request, PendingLeaseResponse)>,
+    waiting: Vec<(LeaderRequest, PendingLeaseResponse)>,
     mutation: Mutation,
 }
 
@@ -158,7 +158,7 @@ impl Leader {
     }
 
     /// Plans a grant. The answer comes at once if it needs no write. `draws`: the accounts that apply to its Agent.
-    pub fn request(&mut self, request: &Request, draws: &[usize], now: Timestamp) -> Option<Answer> {
+    pub fn request(&mut self, request: &LeaderRequest, draws: &[usize], now: Timestamp) -> Option<LeaderResponse> {
         if request.last {
             let last = self.book.final_statements(&request.who, &request.body);
             let last = last.filter(|_| self.mutation != Mutation::RefuseLastWords)?;
@@ -202,7 +202,7 @@ impl Leader {
     }
 
     /// The API server has confirmed the record under way. Returns the answers that may be sent now.
-    pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<Answer> {
+    pub fn written(&mut self, account: usize, now: Timestamp) -> Vec<LeaderResponse> {
         let Some(writes) = self.writes.remove(&account) else {
             return Vec::new();
         };
@@ -232,7 +232,7 @@ impl Leader {
         }
     }
 
-    fn answer(&self, request: &Request, heard: &PendingLeaseResponse) -> Answer {
+    fn answer(&self, request: &LeaderRequest, heard: &PendingLeaseResponse) -> LeaderResponse {
         let mut body = self.book.response(&request.who, &request.body, heard);
         if self.mutation == Mutation::ForgetClosedEarly {
             // Closed, but that is not written.
@@ -244,7 +244,7 @@ impl Leader {
         if self.mutation == Mutation::AnswerOnlyWhatIsAsked {
             body.accounts.truncate(request.body.accounts.len());
         }
-        Answer {
+        LeaderResponse {
             gateway: request.gateway,
             record: request.who.record.clone(),
             body,

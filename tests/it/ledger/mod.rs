@@ -1,5 +1,5 @@
-//! The proof of the budget protocol: [`world`] simulates it from seeds, with injected faults; [`model`] checks a small
-//! instance exhaustively; [`judge`] records what really happened; [`mutation`] lists broken rules, each of which must be
+//! The proof of the budget protocol: [`simulation`] simulates it from seeds, with injected faults; [`model`] checks a small
+//! instance exhaustively; [`oracle`] records what really happened; [`mutation`] lists broken rules, each of which must be
 //! detected.
 //!
 //! `AGENTLOOP_SIM_SEED=n` replays one schedule and prints what happens; `AGENTLOOP_SIM_SCHEDULES=n` sets their number.
@@ -8,17 +8,17 @@
 
 mod afterwards;
 mod gateway;
-mod judge;
 mod leader;
 mod model;
 mod mutation;
+mod oracle;
 mod seeds;
-mod world;
+mod simulation;
 
 use std::io::Write;
 
 use mutation::Mutation;
-use world::Outcome;
+use simulation::Outcome;
 
 /// Schedules of one run, and the number within which each broken rule must be detected.
 const SCHEDULES: u64 = 100_000;
@@ -35,7 +35,7 @@ fn figure(text: &str) {
 
 /// One schedule; a panic is a failure like others.
 fn run(seed: u64, mutation: Mutation) -> Result<Outcome, String> {
-    let outcome = std::panic::catch_unwind(|| world::run(seed, mutation, false));
+    let outcome = std::panic::catch_unwind(|| simulation::run(seed, mutation, false));
     outcome.unwrap_or_else(|_| Err("it panicked".into()))
 }
 
@@ -66,7 +66,7 @@ fn run_all(seeds: impl Iterator<Item = u64>) -> Sums {
 #[test]
 fn no_schedule_overspends_leaks_or_stands_still() {
     if let Some(seed) = number("AGENTLOOP_SIM_SEED") {
-        let outcome = world::run(seed, Mutation::None, true);
+        let outcome = simulation::run(seed, Mutation::None, true);
         assert!(outcome.is_ok(), "seed {seed}: {}", outcome.unwrap_err());
         return;
     }

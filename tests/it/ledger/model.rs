@@ -39,7 +39,7 @@ const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
 /// A part of a state, distinguished from others by all of its visible content.
 #[derive(Clone, Debug)]
-struct Part<T> {
+struct HashedState<T> {
     value: Arc<T>,
     digest: u64,
 }
@@ -53,7 +53,7 @@ impl Write for Digest {
     }
 }
 
-impl<T: Debug> Part<T> {
+impl<T: Debug> HashedState<T> {
     fn new(value: T) -> Self {
         let mut digest = Digest(DefaultHasher::new());
         write!(digest, "{value:?}").unwrap();
@@ -64,13 +64,13 @@ impl<T: Debug> Part<T> {
     }
 }
 
-impl<T> PartialEq for Part<T> {
+impl<T> PartialEq for HashedState<T> {
     fn eq(&self, other: &Self) -> bool {
         self.digest == other.digest
     }
 }
 
-impl<T> Hash for Part<T> {
+impl<T> Hash for HashedState<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.digest.hash(state);
     }
@@ -94,7 +94,7 @@ enum Message {
 
 /// How many events may still happen, so that the model is finite.
 #[derive(Clone, Debug, PartialEq, Hash)]
-struct Left {
+struct RemainingSteps {
     take_overs: u8,
     requests: [u8; 2],
     closes: u8,
@@ -104,11 +104,11 @@ struct Left {
 
 #[derive(Clone, Debug, PartialEq, Hash)]
 struct State {
-    record: Part<Option<LedgerRecord>>,
-    leaders: [Part<Option<Account>>; 2],
-    gateways: [Part<Gateway>; 2],
-    net: Vec<Part<Message>>,
-    left: Left,
+    record: HashedState<Option<LedgerRecord>>,
+    leaders: [HashedState<Option<Account>>; 2],
+    gateways: [HashedState<Gateway>; 2],
+    net: Vec<HashedState<Message>>,
+    left: RemainingSteps,
     refused: bool,
 }
 
@@ -157,7 +157,7 @@ const DRAWS: [AccountDraw<'static>; 1] = [AccountDraw {
 
 impl State {
     fn send(&mut self, message: Message) {
-        self.net.push(Part::new(message));
+        self.net.push(HashedState::new(message));
         self.net.sort_by_key(|message| message.digest);
     }
 
@@ -177,7 +177,7 @@ impl State {
                     let _ = account.request_grant(&who, ask, NOW);
                 }
                 let answer = Message::Answer(*gateway, account.epoch(), account.durable_grants(&who.record), unknown);
-                self.leaders[*leader] = Part::new(Some(account));
+                self.leaders[*leader] = HashedState::new(Some(account));
                 self.send(answer);
             }
             Message::Write(leader, record) => {
@@ -185,11 +185,11 @@ impl State {
                 if record.epoch != over + 1 && !forced {
                     self.refused = true;
                     if let Some(leader) = leader {
-                        self.leaders[*leader] = Part::new(None);
+                        self.leaders[*leader] = HashedState::new(None);
                     }
                     return;
                 }
-                self.record = Part::new(Some(record.clone()));
+                self.record = HashedState::new(Some(record.clone()));
                 let Some(leader) = leader else { return };
                 if let Some(mut account) = self.leaders[*leader].value.as_ref().clone() {
                     account.confirm_record(record);
@@ -200,14 +200,14 @@ impl State {
                             self.send(Message::Answer(gateway, account.epoch(), leases, Vec::new()));
                         }
                     }
-                    self.leaders[*leader] = Part::new(Some(account));
+                    self.leaders[*leader] = HashedState::new(Some(account));
                 }
             }
             Message::Answer(gateway, epoch, leases, unknown) => {
                 let mut of = self.gateways[*gateway].value.as_ref().clone();
                 let leases: Vec<_> = leases.iter().map(|granted| (granted.clone(), None)).collect();
                 of.wallet.apply_grants("a", *epoch, &leases, unknown);
-                self.gateways[*gateway] = Part::new(of);
+                self.gateways[*gateway] = HashedState::new(of);
             }
         }
     }
@@ -223,20 +223,20 @@ impl Model for Leases {
 
     fn init_states(&self) -> Vec<State> {
         let gateway = || {
-            Part::new(Gateway {
+            HashedState::new(Gateway {
                 wallet: Wallet::default(),
                 open: Vec::new(),
                 calls: 0,
             })
         };
         let empty = LedgerRecord::default();
-        let leader = || Part::new(Some(Account::restore(terms(), &empty, NOW)));
+        let leader = || HashedState::new(Some(Account::restore(terms(), &empty, NOW)));
         vec![State {
-            record: Part::new(None),
+            record: HashedState::new(None),
             leaders: [leader(), leader()],
             gateways: [gateway(), gateway()],
             net: Vec::new(),
-            left: Left {
+            left: RemainingSteps {
                 take_overs: 1,
                 requests: [1, 1],
                 closes: 1,
@@ -253,8 +253,7 @@ impl Model for Leases {
                 actions.push(Action::TakeOver(leader));
             }
             let changed = |account: &Account| account.is_changed();
-            let writing =
-                |message: &Part<Message>| matches!(&*message.value, Message::Write(of, _) if *of == Some(leader));
+            let writing = |message: &HashedState<Message>| matches!(&*message.value, Message::Write(of, _) if *of == Some(leader));
             if state.leaders[leader].value.as_ref().as_ref().is_some_and(changed) && !state.net.iter().any(writing) {
                 actions.push(Action::Compose(leader));
             }
@@ -292,11 +291,11 @@ impl Model for Leases {
                     if let Message::Write(of, record) = &*message.value
                         && *of == Some(leader)
                     {
-                        *message = Part::new(Message::Write(None, record.clone()));
+                        *message = HashedState::new(Message::Write(None, record.clone()));
                     }
                 }
                 let record = state.record.value.as_ref().clone().unwrap_or_default();
-                state.leaders[leader] = Part::new(Some(Account::restore(terms(), &record, NOW)));
+                state.leaders[leader] = HashedState::new(Some(Account::restore(terms(), &record, NOW)));
             }
             Action::Request(gateway, leader) => {
                 state.left.requests[gateway] -= 1;
@@ -318,7 +317,7 @@ impl Model for Leases {
             Action::Compose(leader) => {
                 let mut account = state.leaders[leader].value.as_ref().clone()?;
                 let record = account.compose();
-                state.leaders[leader] = Part::new(Some(account));
+                state.leaders[leader] = HashedState::new(Some(account));
                 state.send(Message::Write(Some(leader), record));
             }
             Action::Call(gateway) => {
@@ -326,13 +325,13 @@ impl Model for Leases {
                 let reservation = of.wallet.reserve(&DRAWS, &CALL, 0).ok()?;
                 of.open.push(reservation);
                 of.calls += 1;
-                state.gateways[gateway] = Part::new(of);
+                state.gateways[gateway] = HashedState::new(of);
             }
             Action::Settle(gateway) => {
                 let mut of = state.gateways[gateway].value.as_ref().clone();
                 let reservation = of.open.pop()?;
                 of.wallet.settle(&reservation, &CALL);
-                state.gateways[gateway] = Part::new(of);
+                state.gateways[gateway] = HashedState::new(of);
             }
             Action::Crash(gateway) => {
                 state.left.crashes -= 1;
@@ -343,7 +342,7 @@ impl Model for Leases {
                     wallet.reopen(reservation);
                     wallet.settle(reservation, &reservation.amount);
                 }
-                state.gateways[gateway] = Part::new(Gateway {
+                state.gateways[gateway] = HashedState::new(Gateway {
                     wallet,
                     open: Vec::new(),
                     calls: of.calls,
@@ -355,7 +354,7 @@ impl Model for Leases {
                 if !of.wallet.close_all() {
                     return None;
                 }
-                state.gateways[gateway] = Part::new(of);
+                state.gateways[gateway] = HashedState::new(of);
             }
         }
         Some(state)

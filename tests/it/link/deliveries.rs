@@ -61,15 +61,15 @@ fn deliver() -> String {
 }
 
 /// A directory with what a pod needs to speak to the controller.
-pub(super) fn pod(rig: &Rig, token: &str) -> TempDir {
+pub(super) fn pod(harness: &LinkHarness, token: &str) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("ca.crt"), &rig.ca).unwrap();
+    std::fs::write(dir.path().join("ca.crt"), &harness.ca).unwrap();
     std::fs::write(dir.path().join("token"), token_of(token)).unwrap();
     dir
 }
 
-fn client(rig: &Rig, dir: &Path) -> LinkClient {
-    LinkClient::new(&rig.url(""), dir.join("ca.crt"), dir.join("token"))
+fn client(harness: &LinkHarness, dir: &Path) -> LinkClient {
+    LinkClient::new(&harness.url(""), dir.join("ca.crt"), dir.join("token"))
 }
 
 #[rstest]
@@ -81,16 +81,16 @@ fn client(rig: &Rig, dir: &Path) -> LinkClient {
 #[case::a_sensor_takes_its_own_events("/v1/delivered", SENSOR_TOKEN)]
 #[tokio::test]
 async fn each_kind_of_pod_has_its_own_routes(#[case] path: &str, #[case] token: &str) {
-    let rig = Rig::start().await;
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let (status, refusal) = refusal(rig.post(path, token, "{}").await).await;
+    let harness = LinkHarness::start().await;
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let (status, refusal) = refusal(harness.post(path, token, "{}").await).await;
     assert_eq!((status, refusal.code), (StatusCode::FORBIDDEN, RefusalCode::Unknown));
 }
 
 #[tokio::test]
 async fn a_sensor_pod_of_whom_the_reconciler_knows_nothing_tries_again() {
-    let rig = Rig::start().await;
-    let (status, refusal) = refusal(rig.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await;
+    let harness = LinkHarness::start().await;
+    let (status, refusal) = refusal(harness.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await;
     assert_eq!(
         (status, refusal.code),
         (StatusCode::SERVICE_UNAVAILABLE, RefusalCode::NotLeading)
@@ -99,26 +99,26 @@ async fn a_sensor_pod_of_whom_the_reconciler_knows_nothing_tries_again() {
 
 #[tokio::test]
 async fn a_receiver_that_does_not_listen_is_away() {
-    let rig = Rig::start().await;
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let away = || async { refusal(rig.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await };
+    let harness = LinkHarness::start().await;
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let away = || async { refusal(harness.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await };
     let (status, nobody) = away().await;
     assert_eq!(
         (status, nobody.code),
         (StatusCode::SERVICE_UNAVAILABLE, RefusalCode::Away)
     );
     // It listens, but says nothing: a frozen pod.
-    let frozen = rig.listen(EPOCH).await;
+    let frozen = harness.listen(EPOCH).await;
     assert_eq!(away().await.1.code, RefusalCode::Away);
     drop(frozen);
 }
 
 #[tokio::test]
 async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_place() {
-    let rig = Rig::start().await;
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let dir = pod(&rig, SENSOR_TOKEN);
-    let stream = client(&rig, dir.path()).sensor().await.unwrap();
+    let harness = LinkHarness::start().await;
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let dir = pod(&harness, SENSOR_TOKEN);
+    let stream = client(&harness, dir.path()).sensor().await.unwrap();
     tokio::pin!(stream);
     let first = timeout(SOON, stream.next()).await.unwrap().unwrap().unwrap();
     assert_eq!(first, Some(directives(&webhook())));
@@ -126,10 +126,10 @@ async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_pla
         receivers: Some(vec![]),
         ..directives(&webhook())
     };
-    rig.relay.expect_pod(&sensor(), "p1", changed.clone());
+    harness.relay.expect_pod(&sensor(), "p1", changed.clone());
     let second = timeout(SOON, stream.next()).await.unwrap().unwrap().unwrap();
     assert_eq!(second, Some(changed));
-    rig.relay.expect_pod(&sensor(), "p2", directives(&webhook()));
+    harness.relay.expect_pod(&sensor(), "p2", directives(&webhook()));
     assert!(timeout(SOON, stream.next()).await.unwrap().is_none());
 }
 
@@ -142,13 +142,13 @@ pub(super) struct SensorPod {
 }
 
 impl SensorPod {
-    pub(super) fn start(rig: &Rig) -> Self {
-        let dir = pod(rig, SENSOR_TOKEN);
+    pub(super) fn start(harness: &LinkHarness) -> Self {
+        let dir = pod(harness, SENSOR_TOKEN);
         std::fs::write(dir.path().join("key"), KEY).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
-        let url = rig.url("");
+        let url = harness.url("");
         let child = run(dir.path(), address, &url);
         Self {
             dir,
@@ -246,9 +246,9 @@ impl Journal {
 
 /// Listens as the gateway of `x` until the journal has `texts` texts and its word is taken. Of its first words, `lost`
 /// are lost.
-async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) {
-    let dir = pod(rig, TOKEN);
-    let client = client(rig, dir.path());
+async fn receive(harness: &LinkHarness, journal: &mut Journal, texts: usize, mut lost: u32) {
+    let dir = pod(harness, TOKEN);
+    let client = client(harness, dir.path());
     let stream = client.directives(EPOCH).await.unwrap();
     tokio::pin!(stream);
     let mut told = false;
@@ -270,60 +270,60 @@ async fn receive(rig: &Rig, journal: &mut Journal, texts: usize, mut lost: u32) 
     }
 }
 
-fn last_report(rig: &Rig) -> Option<SensorPodReport> {
-    rig.relay.session(&sensor())?.last_report
+fn last_report(harness: &LinkHarness) -> Option<SensorPodReport> {
+    harness.relay.session(&sensor())?.last_report
 }
 
 pub(super) async fn until_reported(
-    rig: &Rig,
+    harness: &LinkHarness,
     what: &str,
     wanted: impl Fn(&SensorPodReport) -> bool,
 ) -> SensorPodReport {
     let reported = async {
         loop {
-            match last_report(rig) {
+            match last_report(harness) {
                 Some(report) if wanted(&report) => return report,
                 _ => tokio::time::sleep(Duration::from_millis(20)).await,
             }
         }
     };
     let found = timeout(Duration::from_secs(20), reported).await;
-    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", last_report(rig)))
+    found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", last_report(harness)))
 }
 
 #[tokio::test]
 async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words_are_lost() {
-    let rig = Rig::start().await;
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let mut pod = SensorPod::start(&rig);
+    let harness = LinkHarness::start().await;
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let mut pod = SensorPod::start(&harness);
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::ACCEPTED);
     // Killed with an event that was not delivered: it is on disk, and so is its id.
     pod.kill().await;
     assert_eq!(pod.send("1", "\"one\"").await, StatusCode::OK);
     assert_eq!(pod.send("2", "\"two\"").await, StatusCode::ACCEPTED);
     let mut journal = Journal::default();
-    receive(&rig, &mut journal, 2, 1).await;
+    receive(&harness, &mut journal, 2, 1).await;
     assert_eq!(journal.texts, ["\"one\"", "\"two\""]);
-    let report = until_reported(&rig, "an empty outbox", |report| report.pending_deliveries == 0).await;
+    let report = until_reported(&harness, "an empty outbox", |report| report.pending_deliveries == 0).await;
     assert_eq!(report.report.totals.events, 2);
     pod.kill().await;
     assert_eq!(pod.send("3", "\"three\"").await, StatusCode::ACCEPTED);
-    receive(&rig, &mut journal, 3, 0).await;
+    receive(&harness, &mut journal, 3, 0).await;
     assert_eq!(journal.texts, ["\"one\"", "\"two\"", "\"three\""]);
 }
 
 #[tokio::test]
 async fn a_suspended_sensor_does_not_listen_and_goes_on_when_it_is_resumed() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let mut suspended = directives(&webhook());
     if let Some(terms) = &mut suspended.terms {
         terms.spec.suspend = true;
         terms.generation = 4;
     }
-    rig.relay.expect_pod(&sensor(), "p1", suspended);
-    let pod = SensorPod::start(&rig);
-    until_reported(&rig, "the new spec", |report| report.report.generation == 4).await;
+    harness.relay.expect_pod(&sensor(), "p1", suspended);
+    let pod = SensorPod::start(&harness);
+    until_reported(&harness, "the new spec", |report| report.report.generation == 4).await;
     assert!(reqwest::get(format!("http://{}/healthz", pod.address)).await.is_err());
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     assert_eq!(pod.send("1", "1").await, StatusCode::ACCEPTED);
 }

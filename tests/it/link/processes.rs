@@ -26,13 +26,13 @@ struct AgentPod {
 }
 
 impl AgentPod {
-    fn start(rig: &Rig) -> Self {
-        let dir = pod(rig, TOKEN);
+    fn start(harness: &LinkHarness) -> Self {
+        let dir = pod(harness, TOKEN);
         std::fs::write(dir.path().join("script"), SCRIPT).unwrap();
         for volume in ["record", "journal"] {
             std::fs::create_dir(dir.path().join(volume)).unwrap();
         }
-        let url = rig.url("");
+        let url = harness.url("");
         Self {
             gateway: role(&dir, &url, "gateway"),
             worker: role(&dir, &url, "worker"),
@@ -90,10 +90,13 @@ fn role(dir: &TempDir, link: &str, role: &str) -> Child {
 }
 
 /// Waits until the loop sleeps, and says how many turns it has completed.
-async fn until_asleep(rig: &Rig, after: i64) -> i64 {
+async fn until_asleep(harness: &LinkHarness, after: i64) -> i64 {
     let asleep = async {
         loop {
-            let said = rig.loops.last_report(&x(), "u2").and_then(|heard| heard.report.loop_);
+            let said = harness
+                .loops
+                .last_report(&x(), "u2")
+                .and_then(|heard| heard.report.loop_);
             match said {
                 Some(said) if said.state == LoopState::Sleeping && said.counts.turns > after => {
                     return said.counts.turns;
@@ -103,7 +106,7 @@ async fn until_asleep(rig: &Rig, after: i64) -> i64 {
         }
     };
     let turns = timeout(Duration::from_secs(20), asleep).await;
-    turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", rig.loops.last_report(&x(), "u2")))
+    turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", harness.loops.last_report(&x(), "u2")))
 }
 
 /// Sends one event and waits until it was taken: 202, or 200 when the answer was lost with the process.
@@ -115,14 +118,14 @@ async fn send(heard: &SensorPod, n: i64) {
 
 #[tokio::test]
 async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gateway_are_killed() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     // As ledger and reconciler of Sensors say it: nothing limits the calls, and no Sensor runs in the pod.
-    rig.loops.set_budget_terms(&x(), Some(BudgetTerms::default()));
-    rig.loops.set_sensors(&x(), Some(Vec::new()), None);
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let mut heard = SensorPod::start(&rig);
-    let mut agent = AgentPod::start(&rig);
-    let mut turns = until_asleep(&rig, 0).await;
+    harness.loops.set_budget_terms(&x(), Some(BudgetTerms::default()));
+    harness.loops.set_sensors(&x(), Some(Vec::new()), None);
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let mut heard = SensorPod::start(&harness);
+    let mut agent = AgentPod::start(&harness);
+    let mut turns = until_asleep(&harness, 0).await;
     assert_eq!(turns, 1);
     // One by one, each to a sleeping loop: an event is one wake and one turn, whichever process died just before.
     for n in 1..=ALONE {
@@ -133,7 +136,7 @@ async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gatew
             _ => {}
         }
         send(&heard, n).await;
-        turns = until_asleep(&rig, turns).await;
+        turns = until_asleep(&harness, turns).await;
         assert_eq!(turns, 1 + n);
     }
     for n in ALONE + 1..=EVENTS {
@@ -145,9 +148,9 @@ async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gatew
         }
         send(&heard, n).await;
     }
-    let report = until_reported(&rig, "an empty outbox", |report| report.pending_deliveries == 0).await;
+    let report = until_reported(&harness, "an empty outbox", |report| report.pending_deliveries == 0).await;
     assert_eq!(report.report.totals.events, EVENTS);
-    let turns = until_asleep(&rig, turns).await;
+    let turns = until_asleep(&harness, turns).await;
     assert!(turns <= 1 + EVENTS, "{turns} turns of {EVENTS} events");
     let updates = "SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'";
     assert_eq!(agent.query(updates).await, EVENTS);

@@ -7,7 +7,7 @@ use pretty_assertions::assert_eq;
 use serde_json::Value;
 
 use super::deliveries::{SENSOR_TOKEN, directives, sensor, webhook};
-use super::{Rig, TOKEN, expected, refusal, x};
+use super::{LinkHarness, TOKEN, expected, refusal, x};
 
 const ATTACH: &str = include_str!("version_1/attach.json");
 const ATTACHED: &str = include_str!("version_1/attached.json");
@@ -44,13 +44,13 @@ fn assert_contains(present: &Value, recorded: &Value, path: &str) {
 
 #[tokio::test]
 async fn a_gateway_of_version_1_attaches_and_finds_every_field_that_it_reads() {
-    let rig = Rig::start().await;
+    let harness = LinkHarness::start().await;
     let recorded = json(ATTACHED);
     let known = serde_json::from_value(recorded["known"].clone()).unwrap();
     let said: Directives = serde_json::from_value(recorded["directives"].clone()).unwrap();
-    rig.loops.set_budget_terms(&x(), said.budget.clone());
-    rig.loops.expect_pod((&x(), "uid-of-x"), expected(), known, said);
-    let answer = rig.post("/v1/attach", TOKEN, ATTACH).await;
+    harness.loops.set_budget_terms(&x(), said.budget.clone());
+    harness.loops.expect_pod((&x(), "uid-of-x"), expected(), known, said);
+    let answer = harness.post("/v1/attach", TOKEN, ATTACH).await;
     assert_eq!(answer.status(), StatusCode::OK);
     let answer: Value = answer.json().await.unwrap();
     assert_eq!(answer["protocol"], 1, "the version that both support");
@@ -59,17 +59,17 @@ async fn a_gateway_of_version_1_attaches_and_finds_every_field_that_it_reads() {
 
 #[tokio::test]
 async fn what_a_gateway_of_version_1_reports_is_taken_in_full() {
-    let rig = Rig::start().await;
-    let answer = rig.post("/v1/report", TOKEN, REPORT).await;
+    let harness = LinkHarness::start().await;
+    let answer = harness.post("/v1/report", TOKEN, REPORT).await;
     assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-    let heard = rig.loops.last_report(&x(), "u2").unwrap().report;
+    let heard = harness.loops.last_report(&x(), "u2").unwrap().report;
     let mut recorded = json(REPORT);
     // Version 2 calls it `turns`.
     let loop_ = recorded["loop"].as_object_mut().unwrap();
     let turns = loop_.remove("turnsCompleted").unwrap();
     loop_.insert("turns".to_owned(), turns);
     assert_contains(&serde_json::to_value(heard).unwrap(), &recorded, "");
-    let answer = rig.post("/v1/delivered", TOKEN, DELIVERED).await;
+    let answer = harness.post("/v1/delivered", TOKEN, DELIVERED).await;
     assert_eq!(answer.status(), StatusCode::NO_CONTENT);
 }
 
@@ -87,15 +87,15 @@ async fn leases_of_version_1_are_read_and_written_as_then() {
     };
     assert_contains(&serde_json::to_value(&answer).unwrap(), &json(LEASED), "");
     // The ledger of this server is not loaded; it understands the request.
-    let rig = Rig::start().await;
-    let (_, refused) = refusal(rig.post("/v1/lease", TOKEN, LEASE).await).await;
+    let harness = LinkHarness::start().await;
+    let (_, refused) = refusal(harness.post("/v1/lease", TOKEN, LEASE).await).await;
     assert_eq!(refused.code, RefusalCode::NotLeading);
 }
 
 #[tokio::test]
 async fn events_of_a_sensor_pod_of_version_1_are_understood() {
-    let rig = Rig::start().await;
-    rig.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
-    let (_, refused) = refusal(rig.post("/v1/deliver", SENSOR_TOKEN, DELIVER).await).await;
+    let harness = LinkHarness::start().await;
+    harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
+    let (_, refused) = refusal(harness.post("/v1/deliver", SENSOR_TOKEN, DELIVER).await).await;
     assert_eq!(refused.code, RefusalCode::Away, "its receiver is not there");
 }

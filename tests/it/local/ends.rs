@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, agent, script, scripted, various};
+use super::process::{LocalHarness, agent, script, scripted, various};
 
 fn asleep(line: &Value) -> bool {
     line["state"] == "Sleeping"
@@ -18,9 +18,9 @@ fn sleeper() -> [Value; 2] {
 
 #[tokio::test]
 async fn an_interrupted_run_drains_and_the_next_one_goes_on_in_the_same_turn() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &sleeper());
-    let mut run = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &sleeper());
+    let mut run = harness.run(&[]);
     let before = run
         .until("a", "asleep", |line| asleep(line) && line["turnsCompleted"] == 2)
         .await;
@@ -29,9 +29,9 @@ async fn an_interrupted_run_drains_and_the_next_one_goes_on_in_the_same_turn() {
     assert_eq!(run.cause().await, "Interrupted");
     assert!(asked.elapsed() < Duration::from_secs(10));
     assert_eq!(run.agent("a")["state"], "Stopped");
-    assert_eq!(bench.left_over(), 0, "the private folder is removed");
+    assert_eq!(harness.left_over(), 0, "the private folder is removed");
 
-    let mut again = bench.run(&[]);
+    let mut again = harness.run(&[]);
     let after = again.until("a", "asleep", asleep).await;
     for field in ["turn", "turnsCompleted", "tokens", "resumesAt"] {
         assert_eq!(after[field], before[field], "{field}");
@@ -42,23 +42,23 @@ async fn an_interrupted_run_drains_and_the_next_one_goes_on_in_the_same_turn() {
 
 #[tokio::test]
 async fn a_call_in_flight_is_cut_within_ten_seconds_and_its_turn_taken_up_again() {
-    let mut bench = Bench::new();
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write(
         "all.yaml",
         &scripted("a", &json!([{ "text": "slow", "delayMilliseconds": 600_000 }])),
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     run.until("a", "in its turn", |line| line["turn"] == 1).await;
     let asked = Instant::now();
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
 
-    bench.write(
+    harness.write(
         "all.yaml",
         &scripted("a", &json!([{ "text": "fast", "yield": { "mode": "shutdown" } }])),
     );
-    let mut again = bench.run(&[]);
+    let mut again = harness.run(&[]);
     assert_eq!(again.cause().await, "NothingRuns");
     assert_eq!(
         (&again.agent("a")["turn"], &again.agent("a")["turnsCompleted"]),
@@ -68,12 +68,12 @@ async fn a_call_in_flight_is_cut_within_ten_seconds_and_its_turn_taken_up_again(
 
 #[tokio::test]
 async fn a_second_interrupt_cuts_at_once_and_leaves_nothing_private_behind() {
-    let mut bench = Bench::new();
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write(
         "all.yaml",
         &scripted("a", &json!([{ "text": "slow", "delayMilliseconds": 600_000 }])),
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     run.until("a", "in its turn", |line| line["turn"] == 1).await;
     run.interrupt().await;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -81,15 +81,15 @@ async fn a_second_interrupt_cuts_at_once_and_leaves_nothing_private_behind() {
     run.interrupt().await;
     assert_eq!(run.ended().await.code(), Some(1));
     assert!(asked.elapsed() < Duration::from_secs(2));
-    assert_eq!(bench.left_over(), 0);
+    assert_eq!(harness.left_over(), 0);
 }
 
 #[tokio::test]
 async fn a_run_lasts_as_long_as_it_was_told_and_not_much_longer() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &sleeper());
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &sleeper());
     let started = Instant::now();
-    let mut run = bench.run(&["--duration", "3"]);
+    let mut run = harness.run(&["--duration", "3"]);
     assert_eq!(run.cause().await, "Duration");
     let took = started.elapsed();
     assert!(
@@ -100,15 +100,15 @@ async fn a_run_lasts_as_long_as_it_was_told_and_not_much_longer() {
 
 #[tokio::test]
 async fn a_run_ends_by_itself_when_no_loop_runs_any_more_and_not_while_one_sleeps() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let one = scripted("one", &json!([{ "yield": { "mode": "shutdown" } }]));
     let two = scripted(
         "two",
         &json!([{ "yield": { "sleep": 6 } }, { "yield": { "mode": "shutdown" } }]),
     );
-    bench.write("all.yaml", &[one, two].concat());
+    harness.write("all.yaml", &[one, two].concat());
     let started = Instant::now();
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert!(started.elapsed() >= Duration::from_secs(6));
     for (name, turns) in [("one", 1), ("two", 2)] {
@@ -120,23 +120,23 @@ async fn a_run_ends_by_itself_when_no_loop_runs_any_more_and_not_while_one_sleep
     }
 
     // What has ended stays ended.
-    let mut again = bench.run(&[]);
+    let mut again = harness.run(&[]);
     assert_eq!(again.cause().await, "NothingRuns");
     assert_eq!(again.agent("two")["turnsCompleted"], 2);
 }
 
 #[tokio::test]
 async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let same: Vec<Value> = (0..100).map(|_| json!({ "text": "the same" })).collect();
     let mut looping = agent("looping", &json!({ "continuous": { "maxSleepSeconds": 1 } }));
     looping["spec"]["guardrails"]["loopDetection"]["mode"] = json!("Enforce");
     let done = scripted("done", &json!([{ "yield": { "mode": "shutdown" } }]));
-    bench.write(
+    harness.write(
         "all.yaml",
         &[&[script("looping", &json!(same)), looping][..], &done].concat(),
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.ended().await.code(), Some(1), "{}", run.err());
     assert_eq!(run.agent("looping")["outcome"], "Failed");
     assert!(
@@ -149,12 +149,12 @@ async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0(
 
 #[tokio::test]
 async fn a_suspended_agent_does_not_run_and_ends_no_run_of_others() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let [script, mut agent] = scripted("a", &json!([{ "text": "one" }]));
     agent["spec"]["suspend"] = json!(true);
     let other = scripted("b", &json!([{ "yield": { "mode": "shutdown" } }]));
-    bench.write("all.yaml", &[&[script, agent][..], &other].concat());
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[&[script, agent][..], &other].concat());
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert_eq!(
         (&run.agent("a")["turn"], &run.agent("b")["outcome"]),
@@ -164,11 +164,11 @@ async fn a_suspended_agent_does_not_run_and_ends_no_run_of_others() {
 
 #[tokio::test]
 async fn one_state_serves_one_run_at_a_time() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &sleeper());
-    let mut first = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &sleeper());
+    let mut first = harness.run(&[]);
     first.until("a", "asleep", asleep).await;
-    let mut second = bench.run(&[]);
+    let mut second = harness.run(&[]);
     assert_eq!(second.ended().await.code(), Some(1));
     assert!(second.err().contains("in use by another run"), "{}", second.err());
     first.interrupt().await;
@@ -177,9 +177,9 @@ async fn one_state_serves_one_run_at_a_time() {
 
 #[tokio::test]
 async fn nothing_listens_but_on_loopback() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &sleeper());
-    let mut run = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &sleeper());
+    let mut run = harness.run(&[]);
     run.until("a", "asleep", asleep).await;
     let proc = std::path::PathBuf::from(format!("/proc/{}", run.pid()));
     let sockets: Vec<String> = std::fs::read_dir(proc.join("fd"))
@@ -206,33 +206,33 @@ async fn nothing_listens_but_on_loopback() {
 
 #[tokio::test]
 async fn after_sigkill_the_next_run_goes_on_and_removes_what_was_private() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &sleeper());
-    let mut run = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &sleeper());
+    let mut run = harness.run(&[]);
     let before = run
         .until("a", "asleep", |line| asleep(line) && line["turnsCompleted"] == 2)
         .await;
     run.kill().await;
-    assert_eq!(bench.left_over(), 1);
-    let mut again = bench.run(&[]);
+    assert_eq!(harness.left_over(), 1);
+    let mut again = harness.run(&[]);
     let after = again.until("a", "asleep", asleep).await;
-    assert_eq!(bench.left_over(), 1, "that of the run at hand");
+    assert_eq!(harness.left_over(), 1, "that of the run at hand");
     for field in ["turn", "tokens", "resumesAt"] {
         assert_eq!(after[field], before[field], "{field}");
     }
     again.interrupt().await;
     assert_eq!(again.cause().await, "Interrupted");
-    assert_eq!(bench.left_over(), 0);
+    assert_eq!(harness.left_over(), 0);
 }
 
 #[tokio::test]
 async fn a_run_whose_reader_goes_away_ends() {
-    let mut bench = Bench::new();
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write(
         "all.yaml",
         &scripted("a", &various(&json!({ "delayMilliseconds": 100 }))),
     );
-    let mut run = bench.unread();
+    let mut run = harness.unread();
     assert_eq!(run.ended().await.code(), Some(1));
-    assert_eq!(bench.left_over(), 0);
+    assert_eq!(harness.left_over(), 0);
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
 
-use super::process::{Bench, Run};
+use super::process::{LocalHarness, Run};
 use super::sources::{said, until, updates};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
@@ -15,13 +15,13 @@ use crate::tools::everything::{self, Everything};
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
 
 /// An example, with these changes, as `all.yaml`.
-pub fn example(bench: &Bench, name: &str, changes: &[(&str, String)]) -> String {
+pub fn example(harness: &LocalHarness, name: &str, changes: &[(&str, String)]) -> String {
     let mut text = std::fs::read_to_string(format!("{EXAMPLES}/{name}")).unwrap();
     for (from, to) in changes {
         assert!(text.contains(from), "{name} has no {from}");
         text = text.replace(from, to);
     }
-    std::fs::write(bench.path("all.yaml"), &text).unwrap();
+    std::fs::write(harness.path("all.yaml"), &text).unwrap();
     text
 }
 
@@ -53,9 +53,9 @@ async fn until_woken(run: &mut Run, agent: &str) {
 
 #[tokio::test]
 async fn the_example_of_a_goal_reaches_it_in_its_second_step() {
-    let mut bench = Bench::new();
-    example(&bench, "goal.yaml", &[]);
-    let mut run = bench.run(&["--events"]);
+    let mut harness = LocalHarness::new();
+    example(&harness, "goal.yaml", &[]);
+    let mut run = harness.run(&["--events"]);
     assert_eq!(run.cause().await, "NothingRuns");
     let agent = run.agent("counter");
     assert_eq!(
@@ -71,10 +71,10 @@ async fn the_example_of_a_page_wakes_its_agent_when_the_price_comes_to_be_high()
     if !has("python3") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port());
+    let (mut harness, port) = (LocalHarness::new(), free_port());
     let _feed = feed(port);
-    example(&bench, "poll.yaml", &[(":8900", format!(":{port}"))]);
-    let mut run = bench.run(&["--events"]);
+    example(&harness, "poll.yaml", &[(":8900", format!(":{port}"))]);
+    let mut run = harness.run(&["--events"]);
     until_woken(&mut run, "poll").await;
 }
 
@@ -83,10 +83,10 @@ async fn the_example_of_a_stream_wakes_its_agent() {
     if !has("python3") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port());
+    let (mut harness, port) = (LocalHarness::new(), free_port());
     let _feed = feed(port);
-    example(&bench, "stream.yaml", &[(":8900", format!(":{port}"))]);
-    let mut run = bench.run(&["--events"]);
+    example(&harness, "stream.yaml", &[(":8900", format!(":{port}"))]);
+    let mut run = harness.run(&["--events"]);
     until_woken(&mut run, "stream").await;
 }
 
@@ -95,15 +95,15 @@ async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
     if !has("prometheus") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port());
+    let (mut harness, port) = (LocalHarness::new(), free_port());
     let scrape = format!(
         "{{global: {{scrape_interval: 1s}}, scrape_configs: [{{job_name: itself, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]}}"
     );
-    let config = bench.path("prometheus.yaml");
+    let config = harness.path("prometheus.yaml");
     std::fs::write(&config, scrape).unwrap();
     let flags = [
         format!("--config.file={}", config.display()),
-        format!("--storage.tsdb.path={}", bench.path("data").display()),
+        format!("--storage.tsdb.path={}", harness.path("data").display()),
         format!("--web.listen-address=127.0.0.1:{port}"),
     ];
     let _prometheus = server("prometheus", &flags.each_ref().map(String::as_str));
@@ -111,8 +111,8 @@ async fn the_example_of_a_metric_wakes_its_agent_with_a_real_prometheus() {
         (":9090", format!(":{port}")),
         ("intervalSeconds: 15", "intervalSeconds: 1".to_owned()),
     ];
-    example(&bench, "prometheus.yaml", &changes);
-    let mut run = bench.run(&["--events"]);
+    example(&harness, "prometheus.yaml", &changes);
+    let mut run = harness.run(&["--events"]);
     until_woken(&mut run, "prometheus").await;
 }
 
@@ -149,15 +149,15 @@ async fn the_example_of_a_tool_wakes_its_agent_with_the_mcp_projects_own_server(
     if !everything::is_there() {
         return;
     }
-    let (mut bench, mut server) = (Bench::new(), Everything::start().await);
+    let (mut harness, mut server) = (LocalHarness::new(), Everything::start().await);
     // What it says in the first turn does not end the sleep after it.
     server.kill();
     let changes = [
         ("http://127.0.0.1:3001/mcp", server.url()),
         ("intervalSeconds: 30", "intervalSeconds: 1".to_owned()),
     ];
-    example(&bench, "poll-tool.yaml", &changes);
-    let mut run = bench.run(&["--events"]);
+    example(&harness, "poll-tool.yaml", &changes);
+    let mut run = harness.run(&["--events"]);
     until(&run, "asleep", |run| {
         (run.agent("poll-tool")["state"] == "Sleeping").then_some(())
     })
@@ -173,10 +173,10 @@ async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
     if !has("openssl") || !has("curl") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port().to_string());
-    let text = example(&bench, "webhook.yaml", &[]);
+    let (mut harness, port) = (LocalHarness::new(), free_port().to_string());
+    let text = example(&harness, "webhook.yaml", &[]);
     let script = sender(&text, &port);
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     // What its first prompt shows would end no sleep.
     until(&run, "asleep", |run| {
         (run.agent("webhook")["state"] == "Sleeping").then_some(())
@@ -194,10 +194,10 @@ async fn a_report_without_a_score_wakes_all_the_same_and_is_an_error_of_its_sens
     if !has("openssl") || !has("curl") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port().to_string());
+    let (mut harness, port) = (LocalHarness::new(), free_port().to_string());
     let changes = [(r#"'{"score": 20}'"#, "no idea".to_owned())];
-    let script = sender(&example(&bench, "score.yaml", &changes), &port);
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let script = sender(&example(&harness, "score.yaml", &changes), &port);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     let asleep = |run: &Run| (run.agent("score")["state"] == "Sleeping").then_some(());
     until(&run, "asleep", asleep).await;
     send(&run, &script, "202").await;
@@ -218,9 +218,9 @@ async fn the_example_of_a_score_sleeps_on_over_a_low_one_and_takes_up_the_task_o
     if !has("openssl") || !has("curl") {
         return;
     }
-    let (mut bench, port) = (Bench::new(), free_port().to_string());
-    let script = sender(&example(&bench, "score.yaml", &[]), &port);
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let (mut harness, port) = (LocalHarness::new(), free_port().to_string());
+    let script = sender(&example(&harness, "score.yaml", &[]), &port);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     let asleep = |run: &Run| (run.agent("score")["state"] == "Sleeping").then_some(());
     until(&run, "asleep", asleep).await;
     for (id, count) in [("id=1", 1), ("id=2", 2)] {
@@ -229,7 +229,7 @@ async fn the_example_of_a_score_sleeps_on_over_a_low_one_and_takes_up_the_task_o
     }
     until_woken(&mut run, "score").await;
     assert_eq!(scores(&run), ["signal/reports/urgent: 20", "signal/reports/urgent: 95"]);
-    let journal = bench.journal("score");
+    let journal = harness.journal("score");
     let count = |wanted: &str| journal.iter().filter(|(kind, ..)| kind == wanted).count();
     assert_eq!((count("TurnStarted"), count("Notified")), (2, 1), "{journal:?}");
 }

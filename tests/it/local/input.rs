@@ -4,15 +4,15 @@ use serde_json::{Value, json};
 
 use crate::gateway::provider::Provider;
 
-use super::process::{Bench, CANARY, agent, script, scripted};
+use super::process::{CANARY, LocalHarness, agent, script, scripted};
 
 /// The words of a run that must refuse its input: exit code 2, and no state was made.
-async fn refused(bench: &mut Bench, flags: &[&str]) -> String {
-    let mut run = bench.run(flags);
+async fn refused(harness: &mut LocalHarness, flags: &[&str]) -> String {
+    let mut run = harness.run(flags);
     let status = run.ended().await;
     assert_eq!(status.code(), Some(2), "{}\n{}", run.out(), run.err());
     assert!(
-        !bench.state().exists() && bench.left_over() == 0,
+        !harness.state().exists() && harness.left_over() == 0,
         "something was started"
     );
     assert_eq!(run.out(), "");
@@ -55,34 +55,34 @@ async fn a_mistake_is_named_with_file_document_field_and_fix() {
             "spec.tools.servers[hub].container: agentloop run starts no containers",
         ),
     ] {
-        let mut bench = Bench::new();
-        bench.write("all.yaml", &[script("a", &done()), agent("a", &spec)]);
-        let words = refused(&mut bench, &[]).await;
-        let place = format!("{}, document 2 (Agent a): ", bench.path("all.yaml").display());
+        let mut harness = LocalHarness::new();
+        harness.write("all.yaml", &[script("a", &done()), agent("a", &spec)]);
+        let words = refused(&mut harness, &[]).await;
+        let place = format!("{}, document 2 (Agent a): ", harness.path("all.yaml").display());
         assert!(words.contains(&place) && words.contains(says), "{says}: {words}");
     }
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &[good]);
-    let words = refused(&mut bench, &[]).await;
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &[good]);
+    let words = refused(&mut harness, &[]).await;
     assert!(words.contains("ConfigMap a does not exist"), "{words}");
 }
 
 #[tokio::test]
 async fn every_mistake_of_all_files_is_shown_at_once() {
-    let mut bench = Bench::new();
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write(
         "all.yaml",
         &[
             json!({ "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "d" } }),
             json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "s" }, "data": { "key": "not base64!" } }),
         ],
     );
-    std::fs::write(bench.path("bad.yaml"), format!("a: [{CANARY}")).unwrap();
-    let bad = bench.path("bad.yaml");
-    let missing = bench.path("missing.yaml");
+    std::fs::write(harness.path("bad.yaml"), format!("a: [{CANARY}")).unwrap();
+    let bad = harness.path("bad.yaml");
+    let missing = harness.path("missing.yaml");
     let flags = ["-f", bad.to_str().unwrap(), "-f", missing.to_str().unwrap()];
     let words = refused(
-        &mut bench,
+        &mut harness,
         &[&flags[..], &["--secret-from-env", "s/k=NOT_SET_ANYWHERE"]].concat(),
     )
     .await;
@@ -100,14 +100,14 @@ async fn every_mistake_of_all_files_is_shown_at_once() {
 
 #[tokio::test]
 async fn files_without_an_agent_and_one_object_twice_are_mistakes() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &[script("a", &done())]);
-    assert!(refused(&mut bench, &[]).await.contains("no Agent in these files"));
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &[script("a", &done())]);
+    assert!(refused(&mut harness, &[]).await.contains("no Agent in these files"));
+    harness.write(
         "all.yaml",
         &[&scripted("a", &done())[..], &[agent("a", &json!({}))]].concat(),
     );
-    let words = refused(&mut bench, &[]).await;
+    let words = refused(&mut harness, &[]).await;
     assert!(
         words.contains("document 3 (Agent a): duplicate of the object in"),
         "{words}"
@@ -116,92 +116,92 @@ async fn files_without_an_agent_and_one_object_twice_are_mistakes() {
 
 #[tokio::test]
 async fn what_is_immutable_in_a_cluster_is_so_between_two_runs() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &scripted("a", &done()));
-    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &scripted("a", &done()));
+    assert_eq!(harness.run(&[]).cause().await, "NothingRuns");
+    harness.write(
         "all.yaml",
         &[
             script("a", &done()),
             agent("a", &json!({ "storage": { "size": "1Gi" } })),
         ],
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.ended().await.code(), Some(2));
     assert!(run.err().contains("spec.storage.size is immutable"), "{}", run.err());
 }
 
 #[tokio::test]
 async fn a_changed_spec_starts_a_loop_again_that_had_ended() {
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &scripted("a", &done()));
-    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &scripted("a", &done()));
+    assert_eq!(harness.run(&[]).cause().await, "NothingRuns");
     let changed = agent("a", &json!({ "guardrails": { "maxCallsPerTurn": 3 } }));
-    bench.write("all.yaml", &[script("a", &done()), changed]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script("a", &done()), changed]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert_eq!(run.agent("a")["turnsCompleted"], 2);
 }
 
 #[tokio::test]
 async fn a_folder_is_taken_as_all_of_its_manifests() {
-    let mut bench = Bench::new();
-    std::fs::create_dir(bench.path("all.yaml")).unwrap();
-    bench.write("all.yaml/one.yaml", &[script("a", &done())]);
-    bench.write("all.yaml/two.json", &[]);
-    std::fs::write(bench.path("all.yaml/two.json"), agent("a", &json!({})).to_string()).unwrap();
-    std::fs::write(bench.path("all.yaml/notes.txt"), "no manifest").unwrap();
-    assert_eq!(bench.run(&[]).cause().await, "NothingRuns");
+    let mut harness = LocalHarness::new();
+    std::fs::create_dir(harness.path("all.yaml")).unwrap();
+    harness.write("all.yaml/one.yaml", &[script("a", &done())]);
+    harness.write("all.yaml/two.json", &[]);
+    std::fs::write(harness.path("all.yaml/two.json"), agent("a", &json!({})).to_string()).unwrap();
+    std::fs::write(harness.path("all.yaml/notes.txt"), "no manifest").unwrap();
+    assert_eq!(harness.run(&[]).cause().await, "NothingRuns");
 }
 
 #[tokio::test]
 async fn a_refusal_that_shows_only_in_the_run_is_told_with_exit_code_1() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     // A limit of money, for a model without a price.
     let unpriced = agent("a", &json!({ "guardrails": { "total": { "costUSD": "1.00" } } }));
-    bench.write("all.yaml", &[script("a", &done()), unpriced]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script("a", &done()), unpriced]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.ended().await.code(), Some(1));
     assert!(run.err().contains("Agent a: PriceUnknown"), "{}", run.err());
 
     std::fs::write(
-        bench.path("prices.json"),
+        harness.path("prices.json"),
         r#"{"scripted":{"inputPerMillion":"1.00","outputPerMillion":"2.00"}}"#,
     )
     .unwrap();
-    let prices = bench.path("prices.json");
-    let mut run = bench.run(&["--prices-file", prices.to_str().unwrap()]);
+    let prices = harness.path("prices.json");
+    let mut run = harness.run(&["--prices-file", prices.to_str().unwrap()]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert_eq!(run.agent("a")["outcome"], "Completed");
 }
 
 #[tokio::test]
 async fn manifests_come_from_standard_input_too() {
-    let mut bench = Bench::new();
-    bench.write("input", &scripted("a", &done()));
-    assert_eq!(bench.run_from_input(&[], "input").cause().await, "NothingRuns");
+    let mut harness = LocalHarness::new();
+    harness.write("input", &scripted("a", &done()));
+    assert_eq!(harness.run_from_input(&[], "input").cause().await, "NothingRuns");
 }
 
 #[tokio::test]
 async fn a_key_from_the_environment_reaches_the_model_server_and_stays_nowhere() {
     let provider = Provider::start().await;
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let model = json!({
         "api": "OpenAIChat", "name": "m", "baseURL": format!("http://{}/v1", provider.address),
         "apiKeySecretRef": { "name": "openai", "key": "api-key" },
     });
     let whole = agent("a", &json!({ "model": model, "continuous": { "maxSleepSeconds": 60 } }));
-    bench.write("all.yaml", &[whole]);
+    harness.write("all.yaml", &[whole]);
     let flags = ["--secret-from-env", "openai/api-key=TEST_KEY"];
-    let mut run = bench.run_with(&flags, &[("TEST_KEY", CANARY)]);
+    let mut run = harness.run_with(&flags, &[("TEST_KEY", CANARY)]);
     provider.until_asked(1).await;
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
     let seen = provider.seen().remove(0);
     assert_eq!(seen.headers["authorization"], format!("Bearer {CANARY}"));
     assert!(!run.out().contains(CANARY) && !run.err().contains(CANARY));
-    let objects = std::fs::read(bench.state().join("objects.sqlite")).unwrap();
-    let log = std::fs::read(bench.state().join("objects.sqlite-wal")).unwrap_or_default();
+    let objects = std::fs::read(harness.state().join("objects.sqlite")).unwrap();
+    let log = std::fs::read(harness.state().join("objects.sqlite-wal")).unwrap_or_default();
     // The instructions stand there, as the canary in words; the key does not, in base64 neither.
     let text = String::from_utf8_lossy(&[objects, log].concat()).into_owned();
     assert!(!text.contains("Y2FuYXJ5") && !text.contains(&format!("\"{CANARY}\"")));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, CANARY, agent, script, scripted, various};
+use super::process::{CANARY, LocalHarness, agent, script, scripted, various};
 use crate::worker::process as pods;
 use crate::worker::{Gateway, answer};
 
@@ -18,12 +18,12 @@ fn turns_of(line: &Value) -> i64 {
 
 #[tokio::test]
 async fn test_multiple_agents_run_side_by_side_and_neither_a_slow_nor_a_broken_one_holds_another() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turn = |delay: u32| various(&json!({ "delayMilliseconds": delay }));
     let (fast, slow) = (scripted("fast", &turn(20)), scripted("slow", &turn(1000)));
     let broken = scripted("broken", &json!([{ "fail": { "status": 401 } }]));
-    bench.write("all.yaml", &[fast, slow, broken].concat());
-    let mut run = bench.run(&["--duration", "5"]);
+    harness.write("all.yaml", &[fast, slow, broken].concat());
+    let mut run = harness.run(&["--duration", "5"]);
     assert_eq!(run.cause().await, "Duration");
     assert_eq!(run.agent("broken")["reasons"], json!(["AuthenticationFailed"]));
     let (fast, slow) = (turns_of(&run.agent("fast")), turns_of(&run.agent("slow")));
@@ -33,17 +33,17 @@ async fn test_multiple_agents_run_side_by_side_and_neither_a_slow_nor_a_broken_o
 
 #[tokio::test]
 async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = various(&json!({ "usage": { "inputTokens": 900, "outputTokens": 100 } }));
     let budget = json!({
         "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": { "name": "team" },
         "spec": { "selector": { "matchLabels": { "of": "test" } }, "limits": { "tokens": 12_000 }, "window": { "lifetime": {} } },
     });
-    bench.write(
+    harness.write(
         "all.yaml",
         &[&[budget.clone()][..], &scripted("a", &turns), &scripted("b", &turns)].concat(),
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     let lines = ["a", "b"].map(|name| run.agent(name));
     let used: i64 = lines.iter().map(|line| line["tokens"].as_i64().unwrap()).sum();
@@ -58,7 +58,7 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
     }
 
     // The ledger is in the state: a second run spends nothing, and one with a top-up continues.
-    let mut again = bench.run(&[]);
+    let mut again = harness.run(&[]);
     assert_eq!(again.cause().await, "NothingRuns");
     let still: i64 = ["a", "b"]
         .iter()
@@ -67,11 +67,11 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
     assert_eq!(still, used);
     let mut more = budget;
     more["spec"]["topUps"] = json!([{ "id": "one", "tokens": 5_000, "reason": "the test is not over" }]);
-    bench.write(
+    harness.write(
         "all.yaml",
         &[&[more][..], &scripted("a", &turns), &scripted("b", &turns)].concat(),
     );
-    let mut third = bench.run(&[]);
+    let mut third = harness.run(&[]);
     assert_eq!(third.cause().await, "NothingRuns");
     let then: i64 = ["a", "b"]
         .iter()
@@ -82,11 +82,11 @@ async fn a_budget_that_two_share_stops_both_before_it_is_crossed() {
 
 #[tokio::test]
 async fn a_limit_of_its_own_holds_an_agent_too() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = various(&json!({ "usage": { "inputTokens": 900, "outputTokens": 100 } }));
     let limited = agent("a", &json!({ "guardrails": { "total": { "tokens": 5_000 } } }));
-    bench.write("all.yaml", &[script("a", &turns), limited]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script("a", &turns), limited]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     let used = run.agent("a")["tokens"].as_i64().unwrap();
     assert!((3_000..=5_000).contains(&used), "{used}");
@@ -108,12 +108,12 @@ async fn the_same_script_gives_the_same_records_as_a_worker_in_a_pod() {
             json!({ "text": text, "toolCalls": calls })
         })
         .collect();
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &scripted("a", &json!(turns)));
-    let mut run = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &scripted("a", &json!(turns)));
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
 
-    let mut pod = pods::Bench::new();
+    let mut pod = pods::WorkerHarness::new();
     let replies = said.iter().map(|(text, arguments)| {
         let calls: Vec<_> = calls(arguments).collect();
         answer(text, &calls)
@@ -124,19 +124,19 @@ async fn the_same_script_gives_the_same_records_as_a_worker_in_a_pod() {
     worker.terminate().await;
     worker.ended().await;
     let in_pod = super::process::records(&pod.journal.join("journal.sqlite"));
-    assert_eq!(bench.journal("a"), in_pod);
+    assert_eq!(harness.journal("a"), in_pod);
 }
 
 #[tokio::test]
 async fn records_are_json_lines_with_kinds_and_ids_and_no_output_has_a_text_of_the_model() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = json!([
         { "text": format!("I say {CANARY}") },
         { "text": CANARY, "yield": { "sleep": 1, "reason": CANARY } },
         { "yield": { "mode": "shutdown", "reason": CANARY } },
     ]);
-    bench.write("all.yaml", &scripted("a", &turns));
-    let mut run = bench.run(&["--events"]);
+    harness.write("all.yaml", &scripted("a", &turns));
+    let mut run = harness.run(&["--events"]);
     assert_eq!(run.cause().await, "NothingRuns");
     let lines = run.lines();
     let records: Vec<(String, i64)> = lines
@@ -151,7 +151,7 @@ async fn records_are_json_lines_with_kinds_and_ids_and_no_output_has_a_text_of_t
             (line["kind"].as_str().unwrap().into(), line["turn"].as_i64().unwrap())
         })
         .collect();
-    let journal: Vec<(String, i64)> = bench
+    let journal: Vec<(String, i64)> = harness
         .journal("a")
         .into_iter()
         .map(|(kind, turn, _)| (kind, turn))
@@ -166,7 +166,7 @@ async fn records_are_json_lines_with_kinds_and_ids_and_no_output_has_a_text_of_t
 
 #[tokio::test]
 async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let mut whole = agent(
         "a",
         &json!({
@@ -176,11 +176,11 @@ async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names()
     );
     whole["spec"].as_object_mut().unwrap().remove("instructions");
     let words = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "words" }, "data": { "text": CANARY, "skill": CANARY } });
-    bench.write(
+    harness.write(
         "all.yaml",
         &[script("a", &json!([{ "yield": { "mode": "shutdown" } }])), words, whole],
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert_eq!(run.agent("a")["outcome"], "Completed");
     assert!(!run.out().contains(CANARY));
@@ -188,22 +188,22 @@ async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names()
 
 #[tokio::test]
 async fn what_a_running_agent_did_can_be_read_from_a_copy_of_its_journal() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = various(&json!({ "delayMilliseconds": 20, "usage": { "inputTokens": 90, "outputTokens": 10 } }));
     let [script, mut agent] = scripted("a", &turns);
     agent["spec"]["model"]["price"] = json!({ "inputPerMillion": "1.00", "outputPerMillion": "3.00" });
-    bench.write("all.yaml", &[script, agent]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script, agent]);
+    let mut run = harness.run(&[]);
     run.until("a", "in turn 4", |line| line["turnsCompleted"].as_i64() >= Some(3))
         .await;
-    let path = bench.path("copy.sqlite");
+    let path = harness.path("copy.sqlite");
     // One that is tidied up meanwhile is copied at the second try.
     let copied = (0..5).any(|_| {
         let status = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"))
             .arg("journal")
             .env(
                 "AGENTLOOP_JOURNAL_DIR",
-                bench.state().join("volumes/default/a-state/worker"),
+                harness.state().join("volumes/default/a-state/worker"),
             )
             .stdout(std::fs::File::create(&path).unwrap())
             .status();

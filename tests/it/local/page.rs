@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::examples::example;
-use super::process::{Bench, CANARY, Run, scripted, various};
+use super::process::{CANARY, LocalHarness, Run, scripted, various};
 use super::sources::until;
 use crate::support::browser::{Browser, CHROMIUM};
 use crate::support::clusters::has;
@@ -33,9 +33,9 @@ async fn the_page_of_the_local_example_changes_in_a_browser_without_a_reload() {
     if !has(CHROMIUM) {
         return;
     }
-    let mut bench = Bench::new();
-    example(&bench, "local.yaml", &[]);
-    let mut run = bench.run(&["--page"]);
+    let mut harness = LocalHarness::new();
+    example(&harness, "local.yaml", &[]);
+    let mut run = harness.run(&["--page"]);
     let url = url(&mut run).await;
     let mut browser = Browser::start().await;
     browser
@@ -85,12 +85,12 @@ async fn the_page_of_the_local_example_changes_in_a_browser_without_a_reload() {
 
 #[tokio::test]
 async fn the_page_shows_no_text_of_the_model_and_the_next_run_shows_the_turns_of_this_one() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = various(&json!({ "yield": { "sleep": 3600, "reason": CANARY } }));
-    bench.write("all.yaml", &scripted("sleeper", &turns));
+    harness.write("all.yaml", &scripted("sleeper", &turns));
     let mut urls = Vec::new();
     for _ in 0..2 {
-        let mut run = bench.run(&["--page", "127.0.0.1:0"]);
+        let mut run = harness.run(&["--page", "127.0.0.1:0"]);
         let url = url(&mut run).await;
         run.until("sleeper", "asleep", |line| line["state"] == "Sleeping").await;
         // The page is written before the line, and has the events of the turn from this run or from the journal.
@@ -116,18 +116,18 @@ async fn the_page_shows_no_text_of_the_model_and_the_next_run_shows_the_turns_of
 
 #[tokio::test]
 async fn without_the_flag_there_is_no_page_and_an_address_in_use_starts_nothing() {
-    let mut bench = Bench::new();
-    bench.write(
+    let mut harness = LocalHarness::new();
+    harness.write(
         "all.yaml",
         &scripted("once", &json!([{ "yield": { "mode": "shutdown" } }])),
     );
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
-    let mut run = bench.run_with(&[], &[("AGENTLOOP_PAGE_ADDRESS", &address)]);
+    let mut run = harness.run_with(&[], &[("AGENTLOOP_PAGE_ADDRESS", &address)]);
     assert_eq!(run.ended().await.code(), Some(2));
     let expected = format!("--page: {address} cannot be used");
     assert!(run.err().contains(&expected), "{}", run.err());
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
     assert!(run.lines().iter().all(|line| line["type"] != "page"), "{}", run.out());
 }

@@ -14,12 +14,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const CANARY: &str = "canary-3c9a";
 
 /// A folder.
-pub struct Bench {
+pub struct LocalHarness {
     pub dir: tempfile::TempDir,
     runs: u32,
 }
 
-impl Bench {
+impl LocalHarness {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("tmp")).unwrap();

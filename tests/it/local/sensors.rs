@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::process::{Bench, agent, script, scripted};
+use super::process::{LocalHarness, agent, script, scripted};
 
 fn sensor(spec: &Value) -> Value {
     let mut whole = json!({ "agentNames": ["a"], "source": { "schedule": { "cron": "* * * * *" } } });
@@ -30,10 +30,10 @@ async fn a_sensor_that_cannot_be_used_is_named_with_its_field_and_nothing_is_sta
             "spec.updates[0].value",
         ),
     ] {
-        let mut bench = Bench::new();
+        let mut harness = LocalHarness::new();
         let turns = json!([{ "yield": { "sleep": 60 } }]);
-        bench.write("all.yaml", &[&scripted("a", &turns)[..], &[sensor(&spec)]].concat());
-        let mut run = bench.run(&[]);
+        harness.write("all.yaml", &[&scripted("a", &turns)[..], &[sensor(&spec)]].concat());
+        let mut run = harness.run(&[]);
         let status = run.ended().await;
         assert_eq!(status.code(), Some(2), "{}\n{}", run.out(), run.err());
         let words = run.err();
@@ -41,18 +41,18 @@ async fn a_sensor_that_cannot_be_used_is_named_with_its_field_and_nothing_is_sta
             words.contains("(Sensor minute): ") && words.contains(says),
             "{says}: {words}"
         );
-        assert!(!bench.state().exists());
+        assert!(!harness.state().exists());
     }
 }
 
 #[tokio::test]
 async fn a_schedule_ends_a_sleep_of_an_hour_within_its_minute() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = json!([{ "text": "I wait.", "yield": { "sleep": 3600, "wake_early_if": ["sensor/minute"] } }]);
     let fields = json!({ "hotState": { "fields": [{ "name": "lastTick", "type": "String" }] } });
     let spec = json!({ "updates": [{ "field": "lastTick", "value": "payload.scheduledTime" }] });
-    bench.write("all.yaml", &[script("a", &turns), agent("a", &fields), sensor(&spec)]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script("a", &turns), agent("a", &fields), sensor(&spec)]);
+    let mut run = harness.run(&[]);
     let asleep = run.until("a", "asleep", |line| line["state"] == "Sleeping").await;
     let turns = asleep["turnsCompleted"].as_i64().unwrap();
     let deadline = Instant::now() + Duration::from_secs(75);
@@ -74,18 +74,18 @@ fn put(folder: &Path, name: &str) {
 
 #[tokio::test]
 async fn the_example_of_a_watch_hears_of_each_file_once_over_two_runs_in_the_folder_that_is_named() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
-    std::fs::copy(example, bench.path("all.yaml")).unwrap();
-    let folder = bench.path("files");
+    std::fs::copy(example, harness.path("all.yaml")).unwrap();
+    let folder = harness.path("files");
     put(&folder, "first");
     let flags = ["--workspace", folder.to_str().unwrap()];
-    let told = |bench: &Bench| {
-        let lines = bench.journal("reader");
+    let told = |harness: &LocalHarness| {
+        let lines = harness.journal("reader");
         lines.iter().filter(|(kind, ..)| kind == "SensorUpdated").count()
     };
     for (file, events) in [("second", 2), ("third", 3)] {
-        let mut run = bench.run(&flags);
+        let mut run = harness.run(&flags);
         let asleep = run.until("reader", "asleep", |line| line["state"] == "Sleeping").await;
         // What was there, or came meanwhile, has settled and is reported.
         tokio::time::sleep(Duration::from_secs(3)).await;
@@ -97,17 +97,17 @@ async fn the_example_of_a_watch_hears_of_each_file_once_over_two_runs_in_the_fol
             .await;
         run.interrupt().await;
         assert_eq!(run.cause().await, "Interrupted");
-        assert_eq!(told(&bench), events, "{}", run.err());
+        assert_eq!(told(&harness), events, "{}", run.err());
     }
 }
 
 #[tokio::test]
 async fn a_workspace_without_a_folder_of_ones_own_is_in_the_state_also_when_its_claim_is_named() {
     for (workspace, claim) in [(json!({}), "a-workspace"), (json!({ "claimName": "shared" }), "shared")] {
-        let mut bench = Bench::new();
+        let mut harness = LocalHarness::new();
         let turns = json!([{ "text": "I wait.", "yield": { "sleep": 3600, "wake_early_if": ["sensor/minute"] } }]);
         let watch = sensor(&json!({ "source": { "watch": { "path": "inbox" } } }));
-        bench.write(
+        harness.write(
             "all.yaml",
             &[
                 script("a", &turns),
@@ -115,9 +115,9 @@ async fn a_workspace_without_a_folder_of_ones_own_is_in_the_state_also_when_its_
                 watch,
             ],
         );
-        let mut run = bench.run(&[]);
+        let mut run = harness.run(&[]);
         let asleep = run.until("a", "asleep", |line| line["state"] == "Sleeping").await;
-        put(&bench.state().join("volumes/default").join(claim), "first");
+        put(&harness.state().join("volumes/default").join(claim), "first");
         let turns = asleep["turnsCompleted"].as_i64();
         run.until("a", "awake", |line| line["turnsCompleted"].as_i64() > turns)
             .await;

@@ -6,7 +6,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::process::{Bench, agent, script};
+use super::process::{LocalHarness, agent, script};
 
 /// Tokens of each call.
 const INPUT: i64 = 1_500;
@@ -32,13 +32,13 @@ fn limited(spec: &Value) -> Value {
 }
 
 /// The history of the script without a limit.
-async fn unlimited(bench: &mut Bench) -> PathBuf {
-    bench.write("all.yaml", &[script("a", &turns()), limited(&json!({}))]);
-    let mut run = bench.run(&[]);
+async fn unlimited(harness: &mut LocalHarness) -> PathBuf {
+    harness.write("all.yaml", &[script("a", &turns()), limited(&json!({}))]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
-    let journal = bench.state().join("volumes/default/a-state/worker/journal.sqlite");
+    let journal = harness.state().join("volumes/default/a-state/worker/journal.sqlite");
     let exported = agentloop(&["history", journal.to_str().unwrap()]).await;
-    let file = bench.path("a.jsonl");
+    let file = harness.path("a.jsonl");
     std::fs::write(&file, exported).unwrap();
     file
 }
@@ -75,20 +75,20 @@ async fn simulated(history: &Path, set: &str) -> u64 {
 
 /// The number of the first call that is not made in a run under these limits, until the loop pauses or ends.
 async fn really(spec: &Value, budget: Option<&Value>, pauses: bool) -> u64 {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let mut objects = vec![script("a", &turns()), limited(spec)];
     objects.extend(budget.map(|limits| {
         json!({"apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": {"name": "b"},
             "spec": {"selector": {"matchLabels": {"of": "test"}}, "limits": limits, "window": {"lifetime": {}}}})
     }));
-    bench.write("all.yaml", &objects);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &objects);
+    let mut run = harness.run(&[]);
     if pauses {
         run.until("a", "paused", |line| line["state"] == "Paused").await;
         run.interrupt().await;
     }
     run.ended().await;
-    let answered = bench.journal("a").into_iter().filter(|(kind, turn, _)| {
+    let answered = harness.journal("a").into_iter().filter(|(kind, turn, _)| {
         // Of a turn that was cut, the next one continues with the script.
         kind == "CallAnswered" && (pauses || *turn == 1)
     });
@@ -97,9 +97,9 @@ async fn really(spec: &Value, budget: Option<&Value>, pauses: bool) -> u64 {
 
 #[tokio::test]
 async fn a_simulated_limit_stops_a_loop_at_the_call_at_which_it_really_stops() {
-    let mut bench = Bench::new();
-    let history = unlimited(&mut bench).await;
-    let answered = bench
+    let mut harness = LocalHarness::new();
+    let history = unlimited(&mut harness).await;
+    let answered = harness
         .journal("a")
         .into_iter()
         .filter(|(kind, ..)| kind == "CallAnswered");

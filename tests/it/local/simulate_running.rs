@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 use tokio_tungstenite::{WebSocketStream, accept_hdr_async};
 
-use super::process::{Bench, CANARY, agent, scripted, various};
+use super::process::{CANARY, LocalHarness, agent, scripted, various};
 
 /// How the API server answers an exec.
 #[derive(Clone, Debug)]
@@ -72,33 +72,33 @@ impl Api {
     }
 
     /// Runs `kubectl agentloop simulate` with these words.
-    async fn simulate(&self, bench: &Bench, words: &[&str]) -> Output {
+    async fn simulate(&self, harness: &LocalHarness, words: &[&str]) -> Output {
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", self.address)}}],
             "users": [{"name": "u", "user": {"token": "t"}}],
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "default"}}],
         });
-        let file = bench.path("kubeconfig");
+        let file = harness.path("kubeconfig");
         std::fs::write(&file, kubeconfig.to_string()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_agentloop"));
         command
             .args(["kubectl", "simulate"])
             .args(words)
             .env("KUBECONFIG", file);
-        command.env("TMPDIR", bench.path("tmp")).output().await.unwrap()
+        command.env("TMPDIR", harness.path("tmp")).output().await.unwrap()
     }
 
     /// The report of a simulation that succeeds.
-    async fn report(&self, bench: &Bench, words: &[&str]) -> Value {
-        let done = self.simulate(bench, &[words, &["-o", "json"]].concat()).await;
+    async fn report(&self, harness: &LocalHarness, words: &[&str]) -> Value {
+        let done = self.simulate(harness, &[words, &["-o", "json"]].concat()).await;
         assert!(done.status.success(), "{}", text(&done.stderr));
         serde_json::from_slice(&done.stdout).unwrap()
     }
 
     /// What is said about a simulation that fails.
-    async fn refusal(&self, bench: &Bench) -> String {
-        let done = self.simulate(bench, &["a", "--set", "limits.calls=2"]).await;
+    async fn refusal(&self, harness: &LocalHarness) -> String {
+        let done = self.simulate(harness, &["a", "--set", "limits.calls=2"]).await;
         assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
         text(&done.stderr)
     }
@@ -197,8 +197,8 @@ async fn send(socket: &mut WebSocketStream<TcpStream>, channel: u8, bytes: &[u8]
     }
 }
 
-fn journal_dir(bench: &Bench) -> PathBuf {
-    bench.state().join("volumes/default/a-state/worker")
+fn journal_dir(harness: &LocalHarness) -> PathBuf {
+    harness.state().join("volumes/default/a-state/worker")
 }
 
 /// A valid copy of the journal in this directory, of a loop that has ended.
@@ -212,32 +212,32 @@ async fn copy(dir: &Path) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_simulation_of_an_agent_that_runs_is_that_of_its_history_and_leaves_the_loop_alone() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let turns = various(&json!({ "delayMilliseconds": 20, "usage": { "inputTokens": 90, "outputTokens": 10 } }));
     let [script, mut spec] = scripted("a", &turns);
     spec["spec"]["model"]["price"] = json!({ "inputPerMillion": "1.00", "outputPerMillion": "3.00" });
-    bench.write("all.yaml", &[script, spec]);
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &[script, spec]);
+    let mut run = harness.run(&[]);
     let turn = |line: &Value| line["turnsCompleted"].as_i64().unwrap_or(0);
     run.until("a", "in turn 4", |line| turn(line) >= 3).await;
     let api = Api::start().await;
-    api.answer([Exec::Journal(journal_dir(&bench))]);
+    api.answer([Exec::Journal(journal_dir(&harness))]);
     let words = ["a", "--set", "limits.calls=2"];
     let now = turn(&run.agent("a"));
-    let before = bench.left_over();
-    let report = api.report(&bench, &words).await;
+    let before = harness.left_over();
+    let report = api.report(&harness, &words).await;
     let made = report["made"]["calls"].as_i64().unwrap();
     assert!(made >= now, "{made} calls in {now} turns: {report}");
     assert_eq!(report["made"]["tokens"], made * 100);
     assert_eq!(report["made"]["costMicroUSD"], made * (90 + 30));
     assert_eq!(report["refused"]["calls"], made - 2);
     assert!(!report.to_string().contains(CANARY));
-    assert_eq!(bench.left_over(), before, "no copy is on the disk");
+    assert_eq!(harness.left_over(), before, "no copy is on the disk");
     // The loop has not noticed.
     run.until("a", "further", |line| turn(line) > made).await;
 
     let hour = api
-        .report(&bench, &["a", "--set", "limits.calls=2", "--since", "1h"])
+        .report(&harness, &["a", "--set", "limits.calls=2", "--since", "1h"])
         .await;
     assert_eq!(hour["stops"][0]["call"], report["stops"][0]["call"]);
     let differs = hour["approximations"].to_string();
@@ -246,32 +246,32 @@ async fn a_simulation_of_an_agent_that_runs_is_that_of_its_history_and_leaves_th
     assert_eq!(run.cause().await, "Interrupted");
 
     // What is exported by hand says the same about the same calls.
-    let file = bench.path("a.jsonl");
-    let journal = journal_dir(&bench).join("journal.sqlite");
+    let file = harness.path("a.jsonl");
+    let journal = journal_dir(&harness).join("journal.sqlite");
     let mut command = Command::new(env!("CARGO_BIN_EXE_agentloop"));
     let exported = command.arg("history").arg(journal).output().await.unwrap();
     std::fs::write(&file, exported.stdout).unwrap();
     let by_hand = ["--file", file.to_str().unwrap(), "--set", "limits.calls=2"];
-    let by_hand = api.report(&bench, &by_hand).await;
+    let by_hand = api.report(&harness, &by_hand).await;
     for field in ["agent", "limit", "call", "number", "at"] {
         assert_eq!(by_hand["stops"][0][field], report["stops"][0][field], "{field}");
     }
     assert_eq!(
         by_hand,
-        api.report(&bench, &words).await,
+        api.report(&harness, &words).await,
         "once it has ended, all is the same"
     );
 }
 
 #[tokio::test]
 async fn a_copy_that_fails_is_made_again_and_what_is_no_whole_copy_is_refused() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let end =
         json!([{"text": "one", "usage": {"inputTokens": 90, "outputTokens": 10}}, {"yield": {"mode": "shutdown"}}]);
-    bench.write("all.yaml", &scripted("a", &end));
-    let mut run = bench.run(&[]);
+    harness.write("all.yaml", &scripted("a", &end));
+    let mut run = harness.run(&[]);
     assert_eq!(run.cause().await, "NothingRuns");
-    let whole = copy(&journal_dir(&bench)).await;
+    let whole = copy(&journal_dir(&harness)).await;
     let busy = Exec::Fails("agentloop: the worker cleaned up the journal during the copy");
     let api = Api::start().await;
 
@@ -280,11 +280,11 @@ async fn a_copy_that_fails_is_made_again_and_what_is_no_whole_copy_is_refused() 
         Exec::Cut(whole[..5_000].to_vec()),
         Exec::Copy(whole.clone()),
     ]);
-    let report = api.report(&bench, &["a", "--set", "limits.calls=1"]).await;
+    let report = api.report(&harness, &["a", "--set", "limits.calls=1"]).await;
     assert_eq!(report["made"]["calls"], 2);
     // The fourth attempt is the last one.
     api.answer([busy.clone(), busy.clone(), busy.clone(), Exec::Copy(whole.clone())]);
-    api.report(&bench, &["a", "--set", "limits.calls=1"]).await;
+    api.report(&harness, &["a", "--set", "limits.calls=1"]).await;
     api.answer([
         busy.clone(),
         busy.clone(),
@@ -293,7 +293,7 @@ async fn a_copy_that_fails_is_made_again_and_what_is_no_whole_copy_is_refused() 
         Exec::Copy(whole.clone()),
     ]);
     assert_eq!(
-        api.refusal(&bench).await,
+        api.refusal(&harness).await,
         "error: cannot copy the journal in pod a of namespace default: agentloop: the worker cleaned up the journal during the \
          copy\n"
     );
@@ -323,9 +323,9 @@ async fn a_copy_that_fails_is_made_again_and_what_is_no_whole_copy_is_refused() 
         (Exec::Refused("400 Bad Request"), "accepts no command now (status 400)"),
     ] {
         api.answer([answer.clone()]);
-        let said = api.refusal(&bench).await;
+        let said = api.refusal(&harness).await;
         assert!(said.contains(says), "{answer:?}: {said}");
     }
-    let missing = api.simulate(&bench, &["b", "--set", "limits.calls=1"]).await;
+    let missing = api.simulate(&harness, &["b", "--set", "limits.calls=1"]).await;
     assert_eq!(missing.status.code(), Some(1), "{}", text(&missing.stderr));
 }

@@ -8,7 +8,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use super::process::{Bench, CANARY, Run, agent, records, script};
+use super::process::{CANARY, LocalHarness, Run, agent, records, script};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
@@ -73,11 +73,11 @@ fn sensor(source: &Value) -> Value {
 }
 
 /// An Agent that sleeps until the Sensor wakes it, and all that belongs to it.
-fn waiting(bench: &Bench, source: &Value) {
+fn waiting(harness: &LocalHarness, source: &Value) {
     let turns = json!([{ "yield": { "sleep": 3600, "wake_early_if": ["sensor/world"] } }]);
     let fields = json!({ "hotState": { "fields": [{ "name": "last", "type": "Number" }] } });
     let all = [script("a", &turns), agent("a", &fields), secret(), sensor(source)];
-    bench.write("all.yaml", &all);
+    harness.write("all.yaml", &all);
 }
 
 /// How many events of the Sensor took effect in this run.
@@ -87,9 +87,9 @@ pub fn updates(run: &Run) -> usize {
 }
 
 /// How many events of the Sensor the journal has, over all runs: of a copy, as a person takes one.
-fn in_journal(bench: &Bench) -> usize {
-    let journal = bench.state().join("volumes/default/a-state/worker");
-    let copy = bench.path("copy.sqlite");
+fn in_journal(harness: &LocalHarness) -> usize {
+    let journal = harness.state().join("volumes/default/a-state/worker");
+    let copy = harness.path("copy.sqlite");
     let out = std::fs::File::create(&copy).unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));
     let copied = command
@@ -138,13 +138,13 @@ async fn a_page_is_asked_with_the_headers_of_a_secret_and_each_change_wakes_once
     if !has("python3") {
         return;
     }
-    let mut bench = Bench::new();
-    let (port, events) = (free_port(), bench.path("events"));
+    let mut harness = LocalHarness::new();
+    let (port, events) = (free_port(), harness.path("events"));
     std::fs::write(&events, "{\"n\": 1}\n").unwrap();
     let _server = serve(port, &events);
     let http = json!({ "url": format!("http://127.0.0.1:{port}/now"), "headersSecretRef": { "name": "keys" } });
-    waiting(&bench, &json!({ "poll": { "intervalSeconds": 1, "http": http } }));
-    let mut run = bench.run(&["--events"]);
+    waiting(&harness, &json!({ "poll": { "intervalSeconds": 1, "http": http } }));
+    let mut run = harness.run(&["--events"]);
     until_events(&mut run, 1).await;
     std::fs::write(&events, "{\"n\": 2}\n").unwrap();
     until_events(&mut run, 2).await;
@@ -160,22 +160,22 @@ async fn a_stream_goes_on_after_its_last_event_though_the_run_is_killed() {
     if !has("python3") {
         return;
     }
-    let mut bench = Bench::new();
-    let (port, events) = (free_port(), bench.path("events"));
+    let mut harness = LocalHarness::new();
+    let (port, events) = (free_port(), harness.path("events"));
     std::fs::write(&events, "{\"n\": 1}\n{\"n\": 2}\n").unwrap();
     let _server = serve(port, &events);
     let sse = json!({ "url": format!("http://127.0.0.1:{port}/events"), "headersSecretRef": { "name": "keys" } });
-    waiting(&bench, &json!({ "stream": { "sse": sse } }));
-    let mut run = bench.run(&["--events"]);
+    waiting(&harness, &json!({ "stream": { "sse": sse } }));
+    let mut run = harness.run(&["--events"]);
     until(&run, "two events", |run| (updates(run) == 2).then_some(())).await;
     run.kill().await;
     std::fs::write(&events, "{\"n\": 1}\n{\"n\": 2}\n{\"n\": 3}\n").unwrap();
-    let mut again = bench.run(&["--events"]);
-    until(&again, "one more", |_| (in_journal(&bench) >= 3).then_some(())).await;
+    let mut again = harness.run(&["--events"]);
+    until(&again, "one more", |_| (in_journal(&harness) >= 3).then_some(())).await;
     again
         .until("a", "asleep again", |line| line["state"] == "Sleeping")
         .await;
-    assert_eq!(in_journal(&bench), 3, "the first two are known:\n{}", again.out());
+    assert_eq!(in_journal(&harness), 3, "the first two are known:\n{}", again.out());
     again.interrupt().await;
     assert_eq!(again.cause().await, "Interrupted");
 }
@@ -220,11 +220,11 @@ async fn a_signed_webhook_wakes_once_and_one_that_was_taken_survives_a_kill() {
         return;
     }
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let webhook = json!({ "scheme": "GitHub", "secretKeyRef": { "name": "keys", "key": "hook" } });
-    waiting(&bench, &json!({ "webhook": webhook }));
+    waiting(&harness, &json!({ "webhook": webhook }));
     let port = free_port().to_string();
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     let find = |run: &Run| said(run)["url"].as_str().map(str::to_owned);
     let url = until(&run, "said where to send", find).await;
     assert_eq!(url, format!("http://127.0.0.1:{port}/"));
@@ -235,14 +235,14 @@ async fn a_signed_webhook_wakes_once_and_one_that_was_taken_survives_a_kill() {
     assert_eq!(send(&url, "2", r#"{"n": 2}"#, KEY).await, 202);
     // With its controller, gateway, worker and sensor, whatever they were at.
     run.kill().await;
-    let mut again = bench.run(&["--events", "--webhook-port", &port]);
+    let mut again = harness.run(&["--events", "--webhook-port", &port]);
     assert_eq!(send(&url, "2", r#"{"n": 2}"#, KEY).await, 200);
     assert_eq!(send(&url, "3", r#"{"n": 3}"#, KEY).await, 202);
-    until(&again, "the rest", |_| (in_journal(&bench) >= 3).then_some(())).await;
+    until(&again, "the rest", |_| (in_journal(&harness) >= 3).then_some(())).await;
     again
         .until("a", "asleep again", |line| line["state"] == "Sleeping")
         .await;
-    assert_eq!(in_journal(&bench), 3, "{}", again.out());
+    assert_eq!(in_journal(&harness), 3, "{}", again.out());
     again.interrupt().await;
     assert_eq!(again.cause().await, "Interrupted");
 }
@@ -268,9 +268,9 @@ async fn a_secret_that_is_not_there_and_a_port_that_is_taken_are_mistakes() {
         ),
         (webhook("keys", "hook"), "--webhook-port: Sensor world would listen on"),
     ] {
-        let mut bench = Bench::new();
-        waiting(&bench, &source);
-        let mut run = bench.run(&["--webhook-port", &port]);
+        let mut harness = LocalHarness::new();
+        waiting(&harness, &source);
+        let mut run = harness.run(&["--webhook-port", &port]);
         let status = run.ended().await;
         assert_eq!(status.code(), Some(2), "{says}:\n{}\n{}", run.out(), run.err());
         assert!(run.err().contains(says), "{says}: {}", run.err());

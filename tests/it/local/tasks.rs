@@ -12,9 +12,9 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::examples::{example, sender};
-use super::process::{Bench, agent, script};
+use super::process::{LocalHarness, agent, script};
 use super::sources;
-use crate::gateway::provider::{Act, Provider};
+use crate::gateway::provider::{Provider, ScriptedResponse};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
@@ -76,9 +76,9 @@ async fn the_example_of_a_triage_answers_each_webhook_once_in_its_form() {
         return;
     }
     let (received, to) = receiver(1).await;
-    let (mut bench, port) = (Bench::new(), free_port().to_string());
-    let text = example(&bench, "triage.yaml", &[(":8905", format!(":{to}"))]);
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let (mut harness, port) = (LocalHarness::new(), free_port().to_string());
+    let text = example(&harness, "triage.yaml", &[(":8905", format!(":{to}"))]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     let script = sender(&text, &port);
     for expected in ["202", "200"] {
         super::examples::send(&run, &script, expected).await;
@@ -106,7 +106,7 @@ async fn the_example_of_a_triage_answers_each_webhook_once_in_its_form() {
 }
 
 /// An Agent in mode Task whose tasks are signed webhooks, with the script `turns`.
-fn answering(bench: &Bench, turns: &Value, task: &Value) {
+fn answering(harness: &LocalHarness, turns: &Value, task: &Value) {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "keys" },
         "stringData": { "hook": KEY, "Authorization": format!("Bearer {KEY}") },
@@ -121,7 +121,7 @@ fn answering(bench: &Bench, turns: &Value, task: &Value) {
         },
     });
     let spec = agent("a", &json!({ "mode": "Task", "task": task }));
-    bench.write("all.yaml", &[script("a", turns), secret, spec, sensor]);
+    harness.write("all.yaml", &[script("a", turns), secret, spec, sensor]);
 }
 
 #[tokio::test]
@@ -131,10 +131,10 @@ async fn each_of_60_tasks_of_three_clients_is_answered_once_although_all_parts_a
     }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (received, to) = receiver(0).await;
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let responses = json!({ "http": { "url": format!("http://127.0.0.1:{to}/responses") } });
     answering(
-        &bench,
+        &harness,
         &json!([{ "text": "done", "delayMilliseconds": 20 }]),
         &json!({ "responses": responses }),
     );
@@ -155,11 +155,11 @@ async fn each_of_60_tasks_of_three_clients_is_answered_once_although_all_parts_a
             }
         })
     });
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     for killed_after in [5, 15, 30, 45] {
         until_accepted(&received, killed_after).await;
         run.kill().await;
-        run = bench.run(&["--events", "--webhook-port", &port]);
+        run = harness.run(&["--events", "--webhook-port", &port]);
     }
     for client in clients {
         client.await.unwrap();
@@ -191,16 +191,16 @@ async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
     }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (received, to) = receiver(0).await;
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let responses = json!({ "http": { "url": format!("http://127.0.0.1:{to}/responses") } });
     answering(
-        &bench,
+        &harness,
         &json!([{ "text": "done" }]),
         &json!({ "responses": responses, "idlePodSeconds": 1 }),
     );
     let port = free_port().to_string();
     let url = format!("http://127.0.0.1:{port}/");
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     let gone = |turns: usize| {
         move |line: &Value| line["outcome"] == "ScaledToZero" && line["state"] == "Stopped" && line["turn"] == turns
     };
@@ -214,7 +214,7 @@ async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
     // A run that is started later leaves it without one.
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     assert_eq!(sources::send(&url, "4", &json!({ "n": 4 }).to_string(), KEY).await, 202);
     until_accepted(&received, 4).await;
     run.until("a", "without a pod", gone(4)).await;
@@ -230,23 +230,23 @@ async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_chan
     }
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (received, to) = receiver(0).await;
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let http = json!({
         "url": format!("http://127.0.0.1:{to}/responses"), "headersSecretRef": { "name": "headers" },
     });
     answering(
-        &bench,
+        &harness,
         &json!([{ "fail": { "status": 400 } }, { "text": "done" }]),
         &json!({ "responses": { "http": http } }),
     );
-    let text = std::fs::read_to_string(bench.path("all.yaml")).unwrap();
+    let text = std::fs::read_to_string(harness.path("all.yaml")).unwrap();
     let headers = format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: headers}}\nstringData: {{Authorization: Bearer {KEY}}}\n"
     );
-    std::fs::write(bench.path("all.yaml"), format!("{text}---\n{headers}")).unwrap();
+    std::fs::write(harness.path("all.yaml"), format!("{text}---\n{headers}")).unwrap();
     let port = free_port().to_string();
     let url = format!("http://127.0.0.1:{port}/");
-    let mut run = bench.run(&["--events", "--webhook-port", &port]);
+    let mut run = harness.run(&["--events", "--webhook-port", &port]);
     for n in ["1", "2"] {
         assert_eq!(sources::send(&url, n, &json!({ "n": n }).to_string(), KEY).await, 202);
         until_accepted(&received, n.parse().unwrap()).await;
@@ -267,13 +267,13 @@ async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_chan
 
 #[tokio::test]
 async fn a_schema_that_cannot_be_used_is_named_and_nothing_is_started() {
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     answering(
-        &bench,
+        &harness,
         &json!([{ "text": "done" }]),
         &json!({ "responseSchema": { "type": "tree" } }),
     );
-    let mut run = bench.run(&[]);
+    let mut run = harness.run(&[]);
     assert_eq!(run.ended().await.code(), Some(2));
     assert!(run.err().contains("spec.task.responseSchema"), "{}", run.err());
 }
@@ -285,7 +285,7 @@ async fn the_schema_of_a_response_reaches_the_model_server_beside_the_tools_and_
         let message = json!({"role": "assistant", "content": text});
         let usage = json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15});
         let choice = json!({"index": 0, "message": message, "finish_reason": "stop"});
-        Act::json(200, &json!({"choices": [choice], "usage": usage}).to_string())
+        ScriptedResponse::json(200, &json!({"choices": [choice], "usage": usage}).to_string())
     };
     provider.will(says("It is bad."));
     provider.will(says(r#"{"severity": "high"}"#));
@@ -303,9 +303,9 @@ async fn the_schema_of_a_response_reaches_the_model_server_beside_the_tools_and_
         },
         "task": {"prompt": "The shop is down.", "responseSchema": schema},
     });
-    let mut bench = Bench::new();
-    bench.write("all.yaml", &[agent("a", &spec)]);
-    let mut run = bench.run(&[]);
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &[agent("a", &spec)]);
+    let mut run = harness.run(&[]);
     provider.until_asked(2).await;
     run.until("a", "the task completed", |line| {
         line["state"] == "Sleeping" || line["outcome"] == "Completed"

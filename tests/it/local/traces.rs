@@ -2,25 +2,25 @@
 
 use serde_json::json;
 
-use super::process::{Bench, CANARY, scripted};
+use super::process::{CANARY, LocalHarness, scripted};
 use crate::support::otlp::{Receiver, attribute, is_root};
 
 #[tokio::test]
 async fn a_run_exports_a_trace_for_each_turn() {
     let receiver = Receiver::start().await;
-    let mut bench = Bench::new();
+    let mut harness = LocalHarness::new();
     let usage = json!({ "inputTokens": 7, "outputTokens": 3 });
     let turns = json!([
         { "text": CANARY, "usage": usage }, { "text": "two", "usage": usage },
         { "yield": { "mode": "shutdown" }, "usage": usage },
     ]);
-    bench.write("all.yaml", &scripted("a", &turns));
+    harness.write("all.yaml", &scripted("a", &turns));
     let endpoint = format!("http://{}", receiver.address);
     let variables = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_SERVICE_NAME", "mine"),
     ];
-    let mut run = bench.run_with(&[], &variables);
+    let mut run = harness.run_with(&[], &variables);
     assert_eq!(run.cause().await, "NothingRuns");
     let spans = receiver
         .until("all turns", |spans| {

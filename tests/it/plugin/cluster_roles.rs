@@ -23,7 +23,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::rig;
+use super::harness;
 use super::roles::{COMMANDS, ROLES, RoleRules, controller, mistake, status};
 use crate::chart::render::render;
 use crate::sensors::on_a_real_server;
@@ -183,7 +183,7 @@ async fn each_role(admin: &Client, namespace: &str, _: &CancellationToken) {
         place.renew().await;
         for (command, missing, may) in COMMANDS {
             let before = place.specs().await;
-            let done = rig::run(place.session(&config, &link), command).await;
+            let done = harness::run(place.session(&config, &link), command).await;
             let expected = may.contains(&role);
             wrong.extend(mistake(&done, expected, missing).map(|said| format!("{role}: {command}: {said}")));
             let is_changed = place.specs().await != before;

@@ -22,7 +22,7 @@ use tokio_tungstenite::accept_hdr_async;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
-use super::rig::{Rig, TOKEN, parse};
+use super::harness::{PluginHarness, TOKEN, parse};
 
 /// Port of the link, as the pod of the controller has it.
 const PORT: u16 = 9443;
@@ -138,13 +138,13 @@ fn controller(authority: &CertificateAuthority) -> (SocketAddr, JoinHandle<()>) 
 
 /// Runs `events helper`; returns the status and the error.
 async fn events(api: &Api) -> (ExitStatus, String) {
-    let rig = Rig::start();
+    let harness = PluginHarness::start();
     let mut config = Config::new(format!("http://{}", api.address).parse().unwrap());
     config.default_retry = false;
     let session = PluginSession {
         client: kube::Client::try_from(config).unwrap(),
         route: LinkRoute::PortForward,
-        ..rig.session()
+        ..harness.session()
     };
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut screen = Screen {

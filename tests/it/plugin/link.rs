@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::rig::{NOW, Rig, TOKEN};
+use super::harness::{NOW, PluginHarness, TOKEN};
 
 /// A response to one request.
 pub enum Answer {
@@ -92,19 +92,19 @@ impl Controller {
 }
 
 /// A fake controller that gives these answers in order, and the plugin that reaches it.
-pub struct Fake {
+pub struct FakeController {
     pub controller: Controller,
-    pub rig: Rig,
+    pub harness: PluginHarness,
     server: JoinHandle<()>,
 }
 
-impl Drop for Fake {
+impl Drop for FakeController {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-impl Fake {
+impl FakeController {
     pub async fn start(answers: Vec<Answer>) -> Self {
         let controller = Controller {
             answers: Arc::new(Mutex::new(answers.into())),
@@ -133,11 +133,11 @@ impl Fake {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let rig = Rig::with_link(&format!("http://{address}"));
-        rig.put_agent("helper", &json!({"usage": {"inputTokens": 1000, "costMicroUSD": 5000}}));
+        let harness = PluginHarness::with_link(&format!("http://{address}"));
+        harness.put_agent("helper", &json!({"usage": {"inputTokens": 1000, "costMicroUSD": 5000}}));
         Self {
             controller,
-            rig,
+            harness,
             server,
         }
     }
@@ -179,7 +179,7 @@ pub fn completed(seq: i64, result: &Value) -> (&'static str, i64, Value) {
 
 #[tokio::test]
 async fn a_run_follows_its_task_over_connections_from_the_event_that_it_read_last() {
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         start(7),
         accepted("Accepted"),
         // The first connection ended; these continue where it did.
@@ -195,7 +195,7 @@ async fn a_run_follows_its_task_over_connections_from_the_event_that_it_read_las
         ]),
     ])
     .await;
-    let done = fake.rig.run("run helper --prompt \"Do it.\" --id once -v").await;
+    let done = fake.harness.run("run helper --prompt \"Do it.\" --id once -v").await;
     assert_eq!(
         (done.status, done.out.as_str()),
         (ExitStatus::Success, "done\n"),
@@ -222,8 +222,8 @@ async fn a_run_follows_its_task_over_connections_from_the_event_that_it_read_las
 #[tokio::test]
 async fn the_outcome_of_the_task_is_the_exit_status_and_the_response_can_be_data() {
     let run = async |response: Value, line: &str| {
-        let fake = Fake::start(vec![start(0), accepted("Accepted"), Stream(vec![ended(1, &response)])]).await;
-        fake.rig.run(line).await
+        let fake = FakeController::start(vec![start(0), accepted("Accepted"), Stream(vec![ended(1, &response)])]).await;
+        fake.harness.run(line).await
     };
     let failed = run(json!({"outcome": "Failed", "error": "no model"}), "run helper -p x").await;
     assert_eq!((failed.status, failed.out.as_str()), (ExitStatus::Failure, "\n"));
@@ -240,7 +240,7 @@ async fn the_outcome_of_the_task_is_the_exit_status_and_the_response_can_be_data
 
 #[tokio::test]
 async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         start(3),
         Broken,
         Reply(
@@ -251,7 +251,7 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
         Stream(vec![completed(4, &json!("done"))]),
     ])
     .await;
-    let done = fake.rig.run("run helper -p x").await;
+    let done = fake.harness.run("run helper -p x").await;
     assert_eq!(
         (done.status, done.out.as_str()),
         (ExitStatus::Success, "done\n"),
@@ -267,13 +267,13 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
 #[tokio::test]
 async fn a_run_whose_agent_gets_another_pod_before_the_request_is_requested_all_the_same() {
     let replaced = json!({"reason": "the pod of this Agent was deleted or replaced; reconnect with the last id"});
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         Stream(vec![("end", 0, replaced.clone())]),
         Reply(202, json!({"id": "request-a", "state": "Accepted", "after": 5})),
         Stream(vec![completed(6, &json!("done"))]),
     ])
     .await;
-    let done = fake.rig.run("run helper -p x").await;
+    let done = fake.harness.run("run helper -p x").await;
     let shown = (done.status, done.out.as_str());
     assert_eq!(shown, (ExitStatus::Success, "done\n"), "{}", done.err);
     assert_eq!(
@@ -282,8 +282,8 @@ async fn a_run_whose_agent_gets_another_pod_before_the_request_is_requested_all_
     );
 
     // Without a request there is nothing to wait for.
-    let fake = Fake::start(vec![Stream(vec![("end", 0, replaced)])]).await;
-    let done = fake.rig.run("logs helper --tail 0 -f").await;
+    let fake = FakeController::start(vec![Stream(vec![("end", 0, replaced)])]).await;
+    let done = fake.harness.run("logs helper --tail 0 -f").await;
     assert_eq!(done.status, ExitStatus::Failure);
     assert!(
         done.err.contains("the events of this Agent have ended: the pod"),
@@ -294,7 +294,7 @@ async fn a_run_whose_agent_gets_another_pod_before_the_request_is_requested_all_
 
 #[tokio::test]
 async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept() {
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         start(9),
         accepted("Repeated"),
         start(9),
@@ -304,7 +304,7 @@ async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept()
         ]),
     ])
     .await;
-    let done = fake.rig.run("run helper -p x --id once").await;
+    let done = fake.harness.run("run helper -p x --id once").await;
     assert_eq!(
         (done.status, done.out.as_str()),
         (ExitStatus::Success, "as before\n"),
@@ -345,8 +345,8 @@ async fn a_task_whose_events_are_gone_is_not_waited_for_and_its_end_is_read_from
         vec![unavailable(), repeated(0), start(4), OpenStream(vec![other(4)])],
     ];
     for answers in ways {
-        let fake = Fake::start(answers).await;
-        let done = fake.rig.run("run helper -p x --id a").await;
+        let fake = FakeController::start(answers).await;
+        let done = fake.harness.run("run helper -p x --id a").await;
         assert_eq!((done.status, done.out.as_str()), (ExitStatus::Failure, ""));
         assert_eq!(
             done.err,
@@ -354,11 +354,11 @@ async fn a_task_whose_events_are_gone_is_not_waited_for_and_its_end_is_read_from
              ended, or waits behind others. Use another --id to request it again\n"
         );
     }
-    let fake = Fake::start(vec![start(9), repeated(9), start(9)]).await;
+    let fake = FakeController::start(vec![start(9), repeated(9), start(9)]).await;
     let ended = json!({"id": "request-a", "kind": "Request", "startedAt": NOW, "completedAt": NOW, "outcome": "Completed",
         "iterations": 2, "tokens": 30, "costMicroUSD": 0});
-    fake.rig.put_agent("helper", &json!({"recentActivations": [ended]}));
-    let done = fake.rig.run("run helper -p x --id a").await;
+    fake.harness.put_agent("helper", &json!({"recentActivations": [ended]}));
+    let done = fake.harness.run("run helper -p x --id a").await;
     assert!(
         done.err.contains("it has ended: Completed at 2026-11-22T14:00:00Z"),
         "{}",
@@ -375,14 +375,14 @@ async fn an_agent_without_a_pod_gets_one_by_the_request_and_its_events_begin_aft
         )
     };
     let receipt = json!({"id": "request-a", "state": "Accepted", "after": 41});
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         unavailable(),
         Reply(202, receipt),
         unavailable(),
         Stream(vec![completed(43, &json!("done"))]),
     ])
     .await;
-    let done = fake.rig.run("run helper -p x").await;
+    let done = fake.harness.run("run helper -p x").await;
     assert_eq!(
         (done.status, done.out.as_str()),
         (ExitStatus::Success, "done\n"),
@@ -396,26 +396,26 @@ async fn an_agent_without_a_pod_gets_one_by_the_request_and_its_events_begin_aft
 #[tokio::test]
 async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     let refusal = json!({"code": "Forbidden", "message": "ann may not get agents/messages of Agent team-a/helper"});
-    let fake = Fake::start(vec![Reply(403, refusal)]).await;
-    let done = fake.rig.run("run helper -p x").await;
+    let fake = FakeController::start(vec![Reply(403, refusal)]).await;
+    let done = fake.harness.run("run helper -p x").await;
     assert_eq!(done.status, ExitStatus::Failure);
     assert_eq!(
         done.err,
         "error: the controller refuses: ann may not get agents/messages of Agent team-a/helper\n"
     );
     assert_eq!(fake.controller.tasks(), Vec::<Value>::new());
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         start(0),
         Reply(429, json!({"code": "TooManyTasks", "message": "1000 tasks wait"})),
     ])
     .await;
-    let done = fake.rig.run("run helper -p x").await;
+    let done = fake.harness.run("run helper -p x").await;
     assert_eq!(done.err, "error: the controller refuses: 1000 tasks wait\n");
 }
 
 #[tokio::test]
 async fn logs_show_the_newest_events_and_the_usage_and_end() {
-    let fake = Fake::start(vec![
+    let fake = FakeController::start(vec![
         start(5),
         Stream(vec![
             event("autonomy:turn_started", 4, &json!({})),
@@ -423,7 +423,7 @@ async fn logs_show_the_newest_events_and_the_usage_and_end() {
         ]),
     ])
     .await;
-    let done = fake.rig.run("logs helper --tail 2").await;
+    let done = fake.harness.run("logs helper --tail 2").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
     let lines: Vec<&str> = done.out.lines().collect();
     assert_eq!(lines.len(), 3);
@@ -448,23 +448,23 @@ async fn events_are_json_lines_and_the_history_has_turns() {
             event("autonomy:turn_completed", 3, &json!({})),
         ])
     };
-    let fake = Fake::start(vec![start(3), turn(), start(3), turn(), start(0)]).await;
-    let events = fake.rig.run("events helper --messages").await.out;
+    let fake = FakeController::start(vec![start(3), turn(), start(3), turn(), start(0)]).await;
+    let events = fake.harness.run("events helper --messages").await.out;
     let rows: Vec<Value> = events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!((rows.len(), &rows[1]["messages"]), (3, &json!(["{}"])));
-    let history: Value = serde_json::from_str(&fake.rig.run("history helper -o json").await.out).unwrap();
+    let history: Value = serde_json::from_str(&fake.harness.run("history helper -o json").await.out).unwrap();
     assert_eq!(
         (&history[0]["turn"], &history[0]["end"]),
         (&json!(1), &json!("completed"))
     );
-    assert_eq!(fake.rig.run("events helper").await.out, "", "an empty journal");
+    assert_eq!(fake.harness.run("events helper").await.out, "", "an empty journal");
 }
 
 #[tokio::test]
 async fn a_token_is_sent_to_https_and_to_this_machine_only() {
-    let mut rig = Rig::start();
-    rig.put_agent("helper", &json!({}));
-    rig.link = "http://agentloop.example.com".into();
-    let done = rig.run("events helper").await;
+    let mut harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({}));
+    harness.link = "http://agentloop.example.com".into();
+    let done = harness.run("events helper").await;
     assert!(done.err.contains("must start with https://"), "{}", done.err);
 }

@@ -12,12 +12,12 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 
-use super::link::{Answer, Fake, OpenStream, Stream, accepted, completed, start};
-use super::rig::TOKEN;
+use super::harness::TOKEN;
+use super::link::{Answer, FakeController, OpenStream, Stream, accepted, completed, start};
 
 /// A fake cluster with a kubeconfig, and the program under the name that kubectl runs.
 struct Program {
-    fake: Fake,
+    fake: FakeController,
     dir: TempDir,
     server: JoinHandle<()>,
 }
@@ -30,10 +30,10 @@ impl Drop for Program {
 
 impl Program {
     async fn start(answers: Vec<Answer>) -> Self {
-        let fake = Fake::start(answers).await;
+        let fake = FakeController::start(answers).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = fake.rig.server.router();
+        let router = fake.harness.server.router();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = json!({
@@ -124,7 +124,7 @@ async fn each_line_of_a_chat_is_a_task_with_what_was_said_before() {
     };
     let answers = answer("Hi.").into_iter().chain(answer("Blue.")).collect();
     let program = Program::start(answers).await;
-    let link = program.fake.rig.link.clone();
+    let link = program.fake.harness.link.clone();
     let arguments = ["chat", "helper", "--link-url", &link];
     let done = program
         .run("kubectl-agentloop", &arguments, "Hello\n\nWhich colour?\n")
@@ -150,7 +150,7 @@ async fn a_prompt_may_come_from_standard_input() {
         Stream(vec![completed(1, &json!("done"))]),
     ];
     let program = Program::start(answers).await;
-    let link = program.fake.rig.link.clone();
+    let link = program.fake.harness.link.clone();
     let arguments = ["run", "helper", "--prompt", "-", "--link-url", &link];
     let done = program.run("kubectl-agentloop", &arguments, "Two\nlines\n").await;
     assert_eq!((done.status.code(), text(&done.stdout)), (Some(0), "done\n".into()));
@@ -160,7 +160,7 @@ async fn a_prompt_may_come_from_standard_input() {
 #[tokio::test]
 async fn an_interrupted_run_says_how_to_wait_for_the_task_again() {
     let program = Program::start(vec![start(0), accepted("Accepted"), OpenStream(Vec::new())]).await;
-    let link = program.fake.rig.link.clone();
+    let link = program.fake.harness.link.clone();
     let arguments = ["run", "helper", "-p", "x", "-v", "--id", "once", "--link-url", &link];
     let mut child = program.spawn("kubectl-agentloop", &arguments);
     let mut err = BufReader::new(child.stderr.take().unwrap());

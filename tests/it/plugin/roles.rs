@@ -22,7 +22,7 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::rig::{Done, NOW, Rig};
+use super::harness::{CommandOutput, NOW, PluginHarness};
 use super::{GATE, gated};
 use crate::chart::render::{Rendered, render};
 
@@ -255,7 +255,7 @@ pub fn status() -> Value {
 }
 
 /// What is wrong with the end of a command, which is expected to work or to name one of these permissions.
-pub fn mistake(done: &Done, expected: bool, missing: &[&str]) -> Option<String> {
+pub fn mistake(done: &CommandOutput, expected: bool, missing: &[&str]) -> Option<String> {
     let said = format!("{}{}", done.out, done.err);
     let is_refused = said.contains("forbidden") || said.contains("may not");
     let is_named = missing.iter().any(|permission| said.contains(permission));
@@ -276,13 +276,13 @@ async fn each_command_works_with_its_roles_and_otherwise_names_the_permission_th
         let rules = RoleRules::of(&objects, parts);
         let link = controller(rules.authorizer(), "team-a").await;
         for (command, missing, may) in COMMANDS {
-            let rig = Rig::with_rules(&link, rules.clone());
-            rig.put_agent("helper", &status());
-            rig.put_budget("team", &json!({}));
-            let done = rig.run(command).await;
+            let harness = PluginHarness::with_rules(&link, rules.clone());
+            harness.put_agent("helper", &status());
+            harness.put_budget("team", &json!({}));
+            let done = harness.run(command).await;
             let expected = may.contains(&role);
             wrong.extend(mistake(&done, expected, missing).map(|said| format!("{role}: {command}: {said}")));
-            if !expected && !rig.server.take_writes().is_empty() {
+            if !expected && !harness.server.take_writes().is_empty() {
                 wrong.push(format!("{role}: {command}: something was written"));
             }
         }

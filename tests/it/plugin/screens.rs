@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::link::{Answer, Fake, Stream, accepted, completed, ended, start};
-use super::rig::{Done, NOW, Rig};
+use super::harness::{CommandOutput, NOW, PluginHarness};
+use super::link::{Answer, FakeController, Stream, accepted, completed, ended, start};
 
 /// Fields whose values differ from run to run.
 const VARYING: [&str; 3] = ["creationTimestamp:", "resourceVersion:", "uid:"];
 
 /// A command with its output: that on standard error after `!`, and the status if it is not 0.
-fn transcript(line: &str, done: &Done) -> String {
+fn transcript(line: &str, done: &CommandOutput) -> String {
     let mut text = format!("$ kubectl agentloop {line}\n");
     for line in done.out.lines() {
         let varying = VARYING.iter().find(|field| line.trim_start().starts_with(*field));
@@ -31,10 +31,10 @@ fn transcript(line: &str, done: &Done) -> String {
     text + "\n"
 }
 
-async fn transcripts(rig: &Rig, lines: &[&str]) -> String {
+async fn transcripts(harness: &PluginHarness, lines: &[&str]) -> String {
     let mut text = String::new();
     for line in lines {
-        text += &transcript(line, &rig.run(line).await);
+        text += &transcript(line, &harness.run(line).await);
     }
     text
 }
@@ -44,12 +44,12 @@ fn gate(id: &str, kind: &str, tool: &str) -> Value {
 }
 
 /// An Agent and an AgentBudget with something in each column.
-fn busy() -> Rig {
-    let rig = Rig::start();
+fn busy() -> PluginHarness {
+    let harness = PluginHarness::start();
     let ready =
         json!([{"type": "Ready", "status": "True", "reason": "LoopRunning", "message": "", "lastTransitionTime": NOW}]);
     let model = json!({"model": "large", "calls": 3, "inputTokens": 900, "outputTokens": 50, "costMicroUSD": 7_000});
-    rig.put_agent(
+    harness.put_agent(
         "helper",
         &json!({
             "conditions": ready, "loop": {"state": "Paused", "reasons": ["ToolCallNeedsApproval"]},
@@ -57,7 +57,7 @@ fn busy() -> Rig {
             "gates": [gate("e3-t12c1r1", "ToolCallNeedsApproval", "bank__pay")],
         }),
     );
-    rig.put_budget(
+    harness.put_budget(
         "team",
         &json!({
             "limits": {"tokens": 1_000}, "used": {"tokens": 950}, "reserved": {"tokens": 40}, "remaining": {"tokens": 10},
@@ -65,13 +65,13 @@ fn busy() -> Rig {
             "gates": [gate("b-7", "BudgetAsk", "")],
         }),
     );
-    rig
+    harness
 }
 
 #[tokio::test]
 async fn screens_as_yaml() {
-    let rig = busy();
-    rig.install();
+    let harness = busy();
+    harness.install();
     let lines = [
         "status helper -o yaml",
         "status -A -o yaml",
@@ -82,7 +82,7 @@ async fn screens_as_yaml() {
         "budget top -o yaml",
         "check -o yaml",
     ];
-    insta::assert_snapshot!("yaml", transcripts(&rig, &lines).await);
+    insta::assert_snapshot!("yaml", transcripts(&harness, &lines).await);
 }
 
 #[tokio::test]
@@ -99,9 +99,9 @@ async fn screens_of_budgets_and_gates_as_wide_tables() {
 
 #[tokio::test]
 async fn what_commands_that_write_confirm() {
-    let rig = busy();
+    let harness = busy();
     let mut text = transcripts(
-        &rig,
+        &harness,
         &[
             "pause helper",
             "pause helper nobody",
@@ -121,13 +121,13 @@ async fn what_commands_that_write_confirm() {
         ],
     )
     .await;
-    rig.put_agent(
+    harness.put_agent(
         "helper",
         &json!({"loop": {"state": "Paused", "reasons": ["BudgetExhausted"]}}),
     );
-    text += &transcripts(&rig, &["resume helper", "wake helper", "approve helper"]).await;
-    rig.put_agent("helper", &json!({"loop": {"state": "Stopped", "outcome": "Completed"}}));
-    text += &transcripts(&rig, &["resume helper", "wake helper", "stop helper"]).await;
+    text += &transcripts(&harness, &["resume helper", "wake helper", "approve helper"]).await;
+    harness.put_agent("helper", &json!({"loop": {"state": "Stopped", "outcome": "Completed"}}));
+    text += &transcripts(&harness, &["resume helper", "wake helper", "stop helper"]).await;
     insta::assert_snapshot!("writes", text);
 }
 
@@ -183,16 +183,16 @@ async fn the_results_of_a_run() {
 
 /// The transcript of a command to which the controller gives these answers.
 async fn answered(line: &str, answers: Vec<Answer>) -> String {
-    let fake = Fake::start(answers).await;
-    transcript(line, &fake.rig.run(line).await)
+    let fake = FakeController::start(answers).await;
+    transcript(line, &fake.harness.run(line).await)
 }
 
 #[tokio::test]
 async fn the_list_of_a_report() {
-    let rig = busy();
-    rig.install();
+    let harness = busy();
+    harness.install();
     let lines = ["report --dry-run", "report -n forbidden --dry-run"];
-    let text = transcripts(&rig, &lines).await;
+    let text = transcripts(&harness, &lines).await;
     // Sizes follow from versions and times.
     let sizes = text.lines().map(|line| match line.trim_start().split_once("  ") {
         Some((size, name)) if size.parse::<u64>().is_ok_and(|size| size > 0) => format!("    SIZE  {name}"),

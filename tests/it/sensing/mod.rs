@@ -13,9 +13,9 @@
 )]
 
 mod receiver;
-mod world;
+mod simulation;
 
-use world::World;
+use simulation::SensorSimulation;
 
 /// Schedules of one run.
 const SCHEDULES: u64 = 500;
@@ -27,14 +27,14 @@ fn number(name: &str) -> Option<u64> {
 #[test]
 fn no_schedule_loses_doubles_or_reorders_an_event_or_pays_twice_for_its_score() {
     if let Some(seed) = number("AGENTLOOP_SIM_SEED") {
-        World::new(seed).run();
+        SensorSimulation::new(seed).run();
         return;
     }
     let schedules = number("AGENTLOOP_SENSOR_SCHEDULES").unwrap_or(SCHEDULES).max(1);
     let first = number("AGENTLOOP_SIM_FIRST").unwrap_or(0);
     let mut sums = [0; 4];
     for seed in first..first + schedules {
-        let found = std::panic::catch_unwind(|| World::new(seed).run());
+        let found = std::panic::catch_unwind(|| SensorSimulation::new(seed).run());
         let found = found.unwrap_or_else(|_| panic!("AGENTLOOP_SIM_SEED={seed} replays it"));
         for (sum, found) in sums.iter_mut().zip(found) {
             *sum += found;

@@ -152,7 +152,7 @@ impl Receiver {
     }
 
     fn sense(&mut self, now: Timestamp, happened: SensorTransition, random: Option<&mut Random>) -> Result<(), Killed> {
-        let kept = happened.kept();
+        let kept = happened.record();
         let input = happened.input().cloned();
         self.sensors.confirm(happened);
         self.hear(now, input, Some(kept), random)

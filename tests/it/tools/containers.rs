@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::python::{Edition, McpServer};
 use super::{LONG, done, run};
-use crate::gateway::world::World;
+use crate::gateway::harness::GatewayHarness;
 
 /// A process that ends with the test.
 struct Role(Child);
@@ -24,8 +24,8 @@ impl Drop for Role {
 }
 
 /// Starts a role of the binary, which listens where the gateway looks for the server.
-fn role(world: &World, server: &str, args: &[&str]) -> Role {
-    let folder = world.path("tool-sockets").join(server);
+fn role(harness: &GatewayHarness, server: &str, args: &[&str]) -> Role {
+    let folder = harness.path("tool-sockets").join(server);
     std::fs::create_dir_all(&folder).unwrap();
     let (role, rest) = args.split_first().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_agentloop"));
@@ -35,11 +35,11 @@ fn role(world: &World, server: &str, args: &[&str]) -> Role {
     Role(command.args(rest).stdin(Stdio::null()).spawn().unwrap())
 }
 
-async fn tools(world: &mut World, spec: Value) -> Arc<McpTools> {
-    world.tools = spec;
-    world.start().await;
-    let spec = serde_json::from_value(world.tools.clone()).unwrap();
-    let tools = super::tools(world, &spec);
+async fn tools(harness: &mut GatewayHarness, spec: Value) -> Arc<McpTools> {
+    harness.tools = spec;
+    harness.start().await;
+    let spec = serde_json::from_value(harness.tools.clone()).unwrap();
+    let tools = super::tools(harness, &spec);
     tokio::time::timeout(LONG, tools.complete())
         .await
         .expect("all servers answer");
@@ -48,16 +48,16 @@ async fn tools(world: &mut World, spec: Value) -> Arc<McpTools> {
 
 #[tokio::test]
 async fn the_toolbox_is_reached_on_its_socket_and_its_bytes_are_reported() {
-    let mut world = World::new().await;
-    let workspace = world.path("workspace");
+    let mut harness = GatewayHarness::new().await;
+    let workspace = harness.path("workspace");
     std::fs::create_dir(&workspace).unwrap();
     let root = format!("--root={}", workspace.display());
-    let _toolbox = role(&world, "toolbox", &["toolbox", &root, "--tools=shell,files"]);
+    let _toolbox = role(&harness, "toolbox", &["toolbox", &root, "--tools=shell,files"]);
     let spec = json!({
         "builtin": ["Shell", "Files"], "approval": {"default": "Never"},
         "toolbox": {"image": "i", "tools": [{"name": "shell", "timeoutSeconds": 90}, {"name": "edit_file", "effect": "Write"}]},
     });
-    let tools = tools(&mut world, spec).await;
+    let tools = tools(&mut harness, spec).await;
     let offered = tools.watch().borrow().clone();
     let rules: Vec<_> = offered
         .specs
@@ -100,12 +100,12 @@ async fn a_server_is_reached_through_the_bridge_or_on_its_port_and_its_bytes_are
     }
     let server = McpServer::start(Edition::Newer, &[]);
     let port: u16 = server.url().rsplit([':', '/']).nth(1).unwrap().parse().unwrap();
-    let mut world = World::new().await;
-    let script = world.path("server.sh");
+    let mut harness = GatewayHarness::new().await;
+    let script = harness.path("server.sh");
     // A server that claims to have written.
     std::fs::write(&script, CLAIMS).unwrap();
     let _bridge = role(
-        &world,
+        &harness,
         "std",
         &["mcp-bridge", "--", "python3", script.to_str().unwrap()],
     );
@@ -113,7 +113,7 @@ async fn a_server_is_reached_through_the_bridge_or_on_its_port_and_its_bytes_are
         {"name": "std", "container": {"image": "i", "command": ["python3"]}},
         {"name": "hub", "container": {"image": "i", "port": port}},
     ]});
-    let tools = tools(&mut world, spec).await;
+    let tools = tools(&mut harness, spec).await;
     assert_eq!(
         tools.run(run("add", json!({"a": 1, "b": 2})), LONG).await.outcome,
         done("3")
@@ -126,13 +126,13 @@ async fn a_server_is_reached_through_the_bridge_or_on_its_port_and_its_bytes_are
 
 #[tokio::test]
 async fn a_container_that_is_not_there_costs_a_wait_and_its_field_is_named() {
-    let mut world = World::new().await;
-    world.tools = json!({"servers": [{"name": "std", "container": {"image": "i", "command": ["x"]}}]});
-    world.start().await;
+    let mut harness = GatewayHarness::new().await;
+    harness.tools = json!({"servers": [{"name": "std", "container": {"image": "i", "command": ["x"]}}]});
+    harness.start().await;
     let request = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list"});
-    let response = world
+    let response = harness
         .worker
-        .post(crate::gateway::world::url("/v1/mcp/std"))
+        .post(crate::gateway::harness::url("/v1/mcp/std"))
         .json(&request)
         .send()
         .await

@@ -6,12 +6,12 @@ use agentloop::engine::budget::BudgetState;
 use agentloop::engine::machine::Engine;
 use agentloop::engine::message::ModelAnswer;
 use agentloop::engine::settings::EngineSettings;
-use agentloop::engine::{CallId, EngineEffect, EngineInput, GateAnswer, KnownTotals, OpenRequests, RecordKind};
-use agentloop::worker::tool_source::ToolOffer;
+use agentloop::engine::{CallId, EngineEffect, EngineGateAnswer, EngineInput, KnownTotals, OpenRequests, RecordKind};
+use agentloop::worker::tool_source::ListedTools;
 use jiff::{SignedDuration, Timestamp};
 
 use super::python::{self, Edition, McpServer};
-use super::{Bench, done, run};
+use super::{ToolsHarness, done, run};
 use agentloop::engine::tool::{ToolOutcome, ToolRun, ToolSpec};
 use pretty_assertions::assert_eq;
 use rstest::rstest;
@@ -31,7 +31,7 @@ struct Loop {
 }
 
 impl Loop {
-    fn start(offer: ToolOffer) -> Self {
+    fn start(offer: ListedTools) -> Self {
         let spec: AgentSpec = serde_json::from_value(json!({
             "instructions": "Be.", "model": {"api": "OpenAIChat", "name": "m"},
         }))
@@ -55,7 +55,7 @@ impl Loop {
         new
     }
 
-    fn lists(&mut self, offer: ToolOffer) {
+    fn lists(&mut self, offer: ListedTools) {
         let (tools, silent) = (offer.specs.to_vec(), offer.silent);
         self.feed(EngineInput::ToolsChanged { tools, silent });
         self.feed(EngineInput::Timer);
@@ -115,27 +115,31 @@ async fn a_tool_that_its_server_changes_is_withheld_until_the_change_is_approved
         return;
     }
     let server = McpServer::start(edition, &[]);
-    let bench = Bench::start(&server, json!({"definitionChanges": "Ask"})).await;
-    let before = bench.until_known().await;
-    let mut agent = Loop::start(bench.tools.watch().borrow().clone());
+    let harness = ToolsHarness::start(&server, json!({"definitionChanges": "Ask"})).await;
+    let before = harness.until_known().await;
+    let mut agent = Loop::start(harness.tools.watch().borrow().clone());
     assert!(agent.shows("Notes a text."));
 
     let arguments = json!({"name": "note", "description": NEW});
-    assert_eq!(bench.run("grow", arguments).await, done("grown"));
+    assert_eq!(harness.run("grow", arguments).await, done("grown"));
     let changed = |offered: &[ToolSpec]| offered.iter().any(|spec| spec.description == NEW);
-    let after = bench.until("the changed tool", changed).await;
+    let after = harness.until("the changed tool", changed).await;
     // A call that was requested before is not sent to what the tool is now.
     let text = json!({"text": "hello"});
-    let held = bench.tools.run(call_of(note(&before), text), super::LONG).await.outcome;
+    let held = harness
+        .tools
+        .run(call_of(note(&before), text), super::LONG)
+        .await
+        .outcome;
     assert!(
         matches!(&held, ToolOutcome::Unavailable { message } if message.contains("changed the definition of this tool")),
         "{held:?}"
     );
     assert!(server.did().is_empty(), "{:?}", server.did());
     let now = call_of(note(&after), json!({}));
-    assert_eq!(bench.tools.run(now, super::LONG).await.outcome, done("new"));
+    assert_eq!(harness.tools.run(now, super::LONG).await.outcome, done("new"));
 
-    agent.lists(bench.tools.watch().borrow().clone());
+    agent.lists(harness.tools.watch().borrow().clone());
     agent.turn();
     assert!(!agent.shows(NEW) && !agent.shows("Notes a text."), "{:?}", agent.prompt);
     assert!(agent.shows("Adds two numbers."), "the others are not withheld");
@@ -149,7 +153,7 @@ async fn a_tool_that_its_server_changes_is_withheld_until_the_change_is_approved
         "{opened}"
     );
     assert!(!opened.contains("keys of the cluster"), "{opened}");
-    agent.feed(EngineInput::GateAnswered(GateAnswer {
+    agent.feed(EngineInput::GateAnswered(EngineGateAnswer {
         gate: open.gate.id,
         arguments: open.arguments,
         approved: true,
@@ -166,12 +170,12 @@ async fn without_the_rule_a_call_that_was_requested_before_a_change_is_sent() {
         return;
     }
     let server = McpServer::start(Edition::Newer, &[]);
-    let bench = Bench::start(&server, json!({})).await;
-    let before = bench.until_known().await;
+    let harness = ToolsHarness::start(&server, json!({})).await;
+    let before = harness.until_known().await;
     let arguments = json!({"name": "note", "description": NEW});
-    assert_eq!(bench.run("grow", arguments).await, done("grown"));
+    assert_eq!(harness.run("grow", arguments).await, done("grown"));
     let changed = |offered: &[ToolSpec]| offered.iter().any(|spec| spec.description == NEW);
-    bench.until("the changed tool", changed).await;
+    harness.until("the changed tool", changed).await;
     let call = call_of(note(&before), json!({}));
-    assert_eq!(bench.tools.run(call, super::LONG).await.outcome, done("new"));
+    assert_eq!(harness.tools.run(call, super::LONG).await.outcome, done("new"));
 }

@@ -9,7 +9,7 @@ use agentloop::engine::tool::ToolOutcome;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Bench, LONG, artifact, done, names, run};
+use super::{LONG, ToolsHarness, artifact, done, names, run};
 use crate::support::clusters::has;
 
 /// Whether there is an npm for it. Says so when there is none.
@@ -118,28 +118,28 @@ async fn the_mcp_projects_own_server_is_listed_and_its_tools_run() {
         return;
     }
     let server = Everything::start().await;
-    let bench = Bench::at(&server.url(), json!({})).await;
-    let offered = bench.until_known().await;
+    let harness = ToolsHarness::at(&server.url(), json!({})).await;
+    let offered = harness.until_known().await;
     for tool in ["hub__echo", "hub__get-sum", "hub__get-structured-content"] {
         assert!(names(&offered).contains(&tool), "{:?}", names(&offered));
     }
-    assert_eq!(bench.run("echo", json!({"message": "hi"})).await, done("Echo: hi"));
-    let sum = bench.run("get-sum", json!({"a": 2, "b": 3})).await;
+    assert_eq!(harness.run("echo", json!({"message": "hi"})).await, done("Echo: hi"));
+    let sum = harness.run("get-sum", json!({"a": 2, "b": 3})).await;
     assert!(
         matches!(&sum, ToolOutcome::Done { text } if text.contains('5')),
         "{sum:?}"
     );
-    let wrong = bench.run("get-sum", json!({"a": "two"})).await;
+    let wrong = harness.run("get-sum", json!({"a": "two"})).await;
     assert!(matches!(&wrong, ToolOutcome::Failed { .. }), "{wrong:?}");
-    let image = bench.run("get-tiny-image", json!({})).await;
+    let image = harness.run("get-tiny-image", json!({})).await;
     let name = artifact(&image);
     assert!(
         matches!(&image, ToolOutcome::Done { text } if text.contains("[image image/png, ") && text.len() < 1000),
         "an image is named: {image:?}"
     );
-    let stored = std::fs::read(bench.world.path("state/artifacts").join(name)).unwrap();
+    let stored = std::fs::read(harness.harness.path("state/artifacts").join(name)).unwrap();
     assert!(stored.starts_with(b"\x89PNG\r\n\x1a\n"), "and stored as it is");
-    let resource = bench
+    let resource = harness
         .run(
             "get-resource-reference",
             json!({"resourceType": "Blob", "resourceId": 1}),
@@ -149,14 +149,14 @@ async fn the_mcp_projects_own_server_is_listed_and_its_tools_run() {
         matches!(&resource, ToolOutcome::Done { text } if text.contains("[resource demo://resource/dynamic/blob/1, ")),
         "{resource:?}"
     );
-    let stored = std::fs::read(bench.world.path("state/artifacts").join(artifact(&resource))).unwrap();
+    let stored = std::fs::read(harness.harness.path("state/artifacts").join(artifact(&resource))).unwrap();
     assert!(!stored.is_empty());
-    let links = bench.run("get-resource-links", json!({"count": 3})).await;
+    let links = harness.run("get-resource-links", json!({"count": 3})).await;
     assert!(
         matches!(&links, ToolOutcome::Done { text } if text.matches("[link to resource ").count() == 3),
         "{links:?}"
     );
-    let weather = bench
+    let weather = harness
         .run("get-structured-content", json!({"location": "Chicago"}))
         .await;
     assert!(
@@ -171,10 +171,10 @@ async fn the_mcp_projects_own_server_killed_in_mid_call_leaves_the_outcome_unkno
         return;
     }
     let mut server = Everything::start().await;
-    let bench = Bench::at(&server.url(), json!({})).await;
-    bench.until_known().await;
+    let harness = ToolsHarness::at(&server.url(), json!({})).await;
+    harness.until_known().await;
     let before = server.requests();
-    let tools = Arc::clone(&bench.tools);
+    let tools = Arc::clone(&harness.tools);
     let long = run("trigger-long-running-operation", json!({"duration": 600, "steps": 6}));
     let call = tokio::spawn(async move { tools.run(long, LONG).await.outcome });
     server
@@ -186,5 +186,8 @@ async fn the_mcp_projects_own_server_killed_in_mid_call_leaves_the_outcome_unkno
     let outcome = call.await.unwrap();
     assert!(matches!(outcome, ToolOutcome::Unknown { .. }), "{outcome:?}");
     server.go().await;
-    assert_eq!(bench.run("echo", json!({"message": "back"})).await, done("Echo: back"));
+    assert_eq!(
+        harness.run("echo", json!({"message": "back"})).await,
+        done("Echo: back")
+    );
 }

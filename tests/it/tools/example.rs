@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use super::TOKEN;
 use super::python::{self, Edition, McpServer};
-use crate::gateway::world::{World, write};
+use crate::gateway::harness::{GatewayHarness, write};
 use crate::schema::reader::documents;
 
 /// The documents of the example, by kind.
@@ -30,19 +30,19 @@ async fn the_example_calls_its_tool_and_the_result_reaches_the_transcript_and_th
     spec["tools"]["servers"][0]["url"] = server.url().into();
     spec["loop"] = json!({"minDelayMilliseconds": 1});
 
-    let mut world = World::new().await;
-    world.model = spec["model"].clone();
-    world.tools = spec["tools"].clone();
+    let mut harness = GatewayHarness::new().await;
+    harness.model = spec["model"].clone();
+    harness.tools = spec["tools"].clone();
     let script = example("ConfigMap")["data"]["script.yaml"].as_str().unwrap().to_owned();
-    write(&world.path("script"), &script);
+    write(&harness.path("script"), &script);
     let headers = example("Secret")["stringData"].clone();
     for (header, value) in headers.as_object().unwrap() {
         let value = value.as_str().unwrap().replace("Bearer replace-me", TOKEN);
-        world.write_header("calculator", header, &value);
+        harness.write_header("calculator", header, &value);
     }
-    world.start().await;
+    harness.start().await;
 
-    let log = File::create(world.path("worker-log")).unwrap();
+    let log = File::create(harness.path("worker-log")).unwrap();
     let config = json!({
         "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3, "linkUrl": "https://unused", "spec": spec,
     });
@@ -51,8 +51,8 @@ async fn the_example_calls_its_tool_and_the_result_reaches_the_transcript_and_th
         .env("RUST_LOG", "trace,hyper=info")
         .env(CONFIG_ENV, config.to_string())
         .env("AGENTLOOP_POD_UID", "pod-3")
-        .env("AGENTLOOP_SOCKET", world.path("gateway.sock"))
-        .env("AGENTLOOP_JOURNAL_DIR", world.path("journal"))
+        .env("AGENTLOOP_SOCKET", harness.path("gateway.sock"))
+        .env("AGENTLOOP_JOURNAL_DIR", harness.path("journal"))
         .env("AGENTLOOP_DRAIN_SECONDS", "1")
         .stdout(log.try_clone().unwrap())
         .stderr(log)
@@ -65,12 +65,12 @@ async fn the_example_calls_its_tool_and_the_result_reaches_the_transcript_and_th
             .as_ref()
             .is_some_and(|said| said.state == LoopState::Sleeping)
     };
-    world.controller.until("asleep", asleep).await;
+    harness.controller.until("asleep", asleep).await;
     worker.kill().await.unwrap();
 
     assert_eq!(server.did(), ["add"]);
     assert_eq!(server.records()[0]["authorization"], TOKEN);
-    let journal = world.path("journal").join("journal.sqlite");
+    let journal = harness.path("journal").join("journal.sqlite");
     let connection = rusqlite::Connection::open(journal).unwrap();
     let mut query = connection.prepare("SELECT json FROM messages ORDER BY rowid").unwrap();
     let rows = query.query_map([], |row| row.get::<_, String>(0)).unwrap();
@@ -79,9 +79,12 @@ async fn the_example_calls_its_tool_and_the_result_reaches_the_transcript_and_th
     assert_eq!(result["text"], "3");
 
     // Nothing that was kept, logged or said holds what the Secret holds.
-    let mut kept = vec![world.log(), serde_json::to_string(&world.controller.reports()).unwrap()];
+    let mut kept = vec![
+        harness.log(),
+        serde_json::to_string(&harness.controller.reports()).unwrap(),
+    ];
     for directory in ["", "journal", "record"] {
-        for entry in std::fs::read_dir(world.path(directory)).unwrap() {
+        for entry in std::fs::read_dir(harness.path(directory)).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {
                 kept.push(String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned());

@@ -7,7 +7,7 @@ use agentloop::link::messages::{AccountRemaining, AccountTerms, BudgetTerms, Lim
 use jiff::{SignedDuration, Timestamp};
 
 use super::gateway::{Gateway, Log, Reply, answer, sleep};
-use super::process::Bench;
+use super::process::WorkerHarness;
 use super::{is, reasons};
 
 fn refusal(kind: FailureKind, resumes_at: Option<Timestamp>) -> CallFailure {
@@ -50,16 +50,16 @@ fn tell(gateway: &Gateway, terms: BudgetTerms) {
 
 /// A worker whose first turn is done and whose second was refused.
 async fn paused(
-    bench: &mut Bench,
+    harness: &mut WorkerHarness,
     kind: FailureKind,
     until: Option<Timestamp>,
 ) -> (Gateway, super::process::Worker, Log) {
     let gateway = Gateway::start(
-        bench.dir.path(),
+        harness.dir.path(),
         vec![answer("one", &[]), refused(kind, until), sleep(3600)],
     );
     tell(&gateway, terms(1, None));
-    let worker = bench.worker(&gateway);
+    let worker = harness.worker(&gateway);
     let log = gateway
         .until("paused", |log| is(log, LoopState::Paused) && log.acks.len() == 2)
         .await;
@@ -83,9 +83,9 @@ async fn goes_on(gateway: &Gateway, attempt: &str) {
 
 #[tokio::test]
 async fn a_refused_call_waits_for_its_moment_also_over_a_sigkill_and_is_made_then() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let moment = Timestamp::now() + SignedDuration::from_secs(6);
-    let (gateway, worker, log) = paused(&mut bench, FailureKind::BudgetExhausted, Some(moment)).await;
+    let (gateway, worker, log) = paused(&mut harness, FailureKind::BudgetExhausted, Some(moment)).await;
     let report = log.last();
     assert_eq!(reasons(&report), [PauseReason::BudgetExhausted]);
     assert_eq!(report.reasons[0].until, Some(moment));
@@ -93,7 +93,7 @@ async fn a_refused_call_waits_for_its_moment_also_over_a_sigkill_and_is_made_the
     assert_eq!(report.resumes_at, Some(moment));
     worker.kill().await;
     let reports = log.reports.len();
-    let _worker = bench.worker(&gateway);
+    let _worker = harness.worker(&gateway);
     let log = gateway
         .until("paused again", |log| {
             log.reports.len() > reports && is(log, LoopState::Paused)
@@ -105,13 +105,13 @@ async fn a_refused_call_waits_for_its_moment_also_over_a_sigkill_and_is_made_the
     assert!(Timestamp::now() >= moment);
     assert_eq!(log.call_ids()[2], "t2c1a2");
     goes_on(&gateway, "t2c1a2").await;
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn a_changed_budget_lets_the_refused_call_be_made_at_once() {
-    let mut bench = Bench::new();
-    let (gateway, _worker, _) = paused(&mut bench, FailureKind::TotalTokens, None).await;
+    let mut harness = WorkerHarness::new();
+    let (gateway, _worker, _) = paused(&mut harness, FailureKind::TotalTokens, None).await;
     // The same again is no change.
     tell(&gateway, terms(1, None));
     gateway.tell(|event| event.directives.wake = Some("look".into()));
@@ -125,20 +125,20 @@ async fn a_changed_budget_lets_the_refused_call_be_made_at_once() {
 
 #[tokio::test]
 async fn a_budget_that_changed_while_no_worker_ran_lets_the_next_one_make_the_call() {
-    let mut bench = Bench::new();
-    let (gateway, worker, _) = paused(&mut bench, FailureKind::CallExceedsLimit, None).await;
+    let mut harness = WorkerHarness::new();
+    let (gateway, worker, _) = paused(&mut harness, FailureKind::CallExceedsLimit, None).await;
     worker.kill().await;
     tell(&gateway, terms(2, None));
-    bench.epoch = 2;
-    let _worker = bench.worker(&gateway);
+    harness.epoch = 2;
+    let _worker = harness.worker(&gateway);
     goes_on(&gateway, "t2c1a2").await;
 }
 
 #[tokio::test]
 async fn what_a_person_must_look_at_waits_for_a_resume_and_for_nothing_else() {
     for kind in [FailureKind::BoundViolated, FailureKind::LoopDetected] {
-        let mut bench = Bench::new();
-        let (gateway, _worker, _) = paused(&mut bench, kind, Some(in_an_hour())).await;
+        let mut harness = WorkerHarness::new();
+        let (gateway, _worker, _) = paused(&mut harness, kind, Some(in_an_hour())).await;
         tell(&gateway, terms(2, None));
         gateway.tell(|event| event.directives.wake = Some("look".into()));
         let log = gateway
@@ -152,10 +152,10 @@ async fn what_a_person_must_look_at_waits_for_a_resume_and_for_nothing_else() {
 
 #[tokio::test]
 async fn a_budget_that_stops_its_loops_cuts_the_call_in_flight_and_the_pod_goes_on_after_more_was_added() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![answer("one", &[])]);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![answer("one", &[])]);
     tell(&gateway, terms(1, None));
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 2).await;
     tell(&gateway, terms(2, Some(refusal(FailureKind::BudgetExhausted, None))));
     let log = gateway.until("stopped", |log| is(log, LoopState::Stopped)).await;

@@ -7,7 +7,7 @@ use agentloop::link::socket::FAILURE_EVENT;
 use serde_json::json;
 
 use super::gateway::{Gateway, Reply, answer, sleep};
-use super::process::{Bench, CANARY};
+use super::process::{CANARY, WorkerHarness};
 use super::{asleep, is, reasons};
 
 fn failure(kind: FailureKind) -> Reply {
@@ -21,9 +21,9 @@ fn failure(kind: FailureKind) -> Reply {
 
 #[tokio::test]
 async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_no_failure() {
-    let mut bench = Bench::new();
-    let mut gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let mut gateway = Gateway::start(harness.dir.path(), vec![]);
+    let _worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
     gateway.down();
     gateway.keep("t1c1a1", sleep(3600));
@@ -40,8 +40,8 @@ async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_
 
 #[tokio::test]
 async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
-    let mut bench = Bench::new();
-    let (mut gateway, _worker, before) = asleep(&mut bench).await;
+    let mut harness = WorkerHarness::new();
+    let (mut gateway, _worker, before) = asleep(&mut harness).await;
     gateway.down();
     gateway.up();
     let after = gateway
@@ -52,9 +52,9 @@ async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
 
 #[tokio::test]
 async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![failure(FailureKind::AuthenticationFailed)]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![failure(FailureKind::AuthenticationFailed)]);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
     assert_eq!(reasons(&log.last()), [PauseReason::AuthenticationFailed]);
     let error = log.last().last_error.unwrap();
@@ -66,10 +66,10 @@ async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
 
 #[tokio::test]
 async fn tool_calls_of_the_same_id_get_ids_of_their_own_and_each_its_result() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
-    let gateway = Gateway::start(bench.dir.path(), vec![twice]);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![twice]);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
     let messages = &log.calls[1].1["messages"];
     let ids = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
@@ -78,14 +78,14 @@ async fn tool_calls_of_the_same_id_get_ids_of_their_own_and_each_its_result() {
 
 #[tokio::test]
 async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_turn() {
-    let mut bench = Bench::new();
-    bench.spec.as_object_mut().unwrap().remove("instructions");
-    bench.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
-    std::fs::write(bench.instructions_file(), "one").unwrap();
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    harness.spec.as_object_mut().unwrap().remove("instructions");
+    harness.spec["instructionsFrom"] = json!({"configMapKeyRef": {"name": "c", "key": "k"}});
+    std::fs::write(harness.instructions_file(), "one").unwrap();
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let _worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
-    std::fs::write(bench.instructions_file(), "two").unwrap();
+    std::fs::write(harness.instructions_file(), "two").unwrap();
     gateway.keep("t1c1a1", answer("done", &[]));
     let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
     let system = |index: usize| {
@@ -99,17 +99,17 @@ async fn an_edit_of_the_instructions_file_takes_effect_at_the_next_turn() {
 
 #[tokio::test]
 async fn skills_join_the_system_prompt_in_their_order_and_an_edit_is_in_the_next_turn() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let skill = |name: &str| json!({"name": name, "configMapKeyRef": {"name": "c", "key": name}});
-    bench.spec["skills"] = json!([skill("triage"), skill("answer")]);
-    std::fs::create_dir(bench.skills_dir()).unwrap();
-    let write = |name: &str, text: &str| std::fs::write(bench.skills_dir().join(name), text).unwrap();
+    harness.spec["skills"] = json!([skill("triage"), skill("answer")]);
+    std::fs::create_dir(harness.skills_dir()).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(harness.skills_dir().join(name), text).unwrap();
     write("answer", &format!("Be short, {CANARY}."));
     write("triage", "Look first.");
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let _worker = harness.worker(&gateway);
     gateway.until("the call", |log| log.calls.len() == 1).await;
-    std::fs::write(bench.skills_dir().join("triage"), "Look twice.").unwrap();
+    std::fs::write(harness.skills_dir().join("triage"), "Look twice.").unwrap();
     gateway.keep("t1c1a1", answer("done", &[]));
     let log = gateway.until("the second call", |log| log.calls.len() == 2).await;
     for (call, look) in log.calls.iter().zip(["first", "twice"]) {
@@ -120,14 +120,14 @@ async fn skills_join_the_system_prompt_in_their_order_and_an_edit_is_in_the_next
             "{system}"
         );
     }
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![Reply::BrokenOnce(Box::new(sleep(60)))]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![Reply::BrokenOnce(Box::new(sleep(60)))]);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t1c1a1"]);
     assert_eq!(log.last().last_error, None);
@@ -135,18 +135,18 @@ async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
 
 #[tokio::test]
 async fn a_stream_that_fails_after_its_start_fails_with_the_gateways_words() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let failure = json!({"kind": "BadResponse", "message": "what to do"});
     let stream = format!("data: {{\"choices\":[]}}\n\nevent: {FAILURE_EVENT}\ndata: {failure}\n\n");
-    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Raw(stream), sleep(60)]);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![Reply::Raw(stream), sleep(60)]);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     assert_eq!(log.last().last_error.unwrap().message, "what to do");
 }
 
 #[tokio::test]
 async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let replies = vec![
         Reply::Raw(format!("{CANARY}\n\n")),
         Reply::Raw(format!("data: {CANARY}\n\n")),
@@ -154,20 +154,20 @@ async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
         Reply::Json(json!([CANARY])),
         sleep(60),
     ];
-    let gateway = Gateway::start(bench.dir.path(), replies);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), replies);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     assert_eq!((log.calls.len(), log.last().counts.turns), (5, 1));
     assert_eq!(log.last().last_error.unwrap().kind, "BadResponse");
     assert!(!serde_json::to_string(&log.reports).unwrap().contains(CANARY));
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn a_loop_that_repeats_itself_is_told_so_then_sleeps_and_goes_on_when_a_person_says_so() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![answer(CANARY, &[]); 4]);
-    let _worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![answer(CANARY, &[]); 4]);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
     let told = |call: usize| log.calls[call].1["messages"].to_string().contains("the runtime saw");
     assert_eq!((log.calls.len(), told(2), told(3)), (4, false, true));
@@ -180,30 +180,30 @@ async fn a_loop_that_repeats_itself_is_told_so_then_sleeps_and_goes_on_when_a_pe
     gateway.tell(|event| event.directives.resume = Some("looked".into()));
     let log = gateway.until("the next call", |log| log.calls.len() == 5).await;
     assert!(log.last().detected.is_some(), "only something new ends it");
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn a_call_that_the_gateway_refuses_as_fenced_ends_the_worker() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![failure(FailureKind::Fenced)]);
-    let mut worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![failure(FailureKind::Fenced)]);
+    let mut worker = harness.worker(&gateway);
     assert!(worker.ended().await.success());
     assert_eq!(gateway.log().calls.len(), 1);
 }
 
 #[tokio::test]
 async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_container() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(
-        bench.dir.path(),
+        harness.dir.path(),
         vec![answer("", &[("yield", json!({"mode": "shutdown"}))])],
     );
-    let worker = bench.worker(&gateway);
+    let worker = harness.worker(&gateway);
     let log = gateway.until("the outcome", |log| log.last().outcome.is_some()).await;
     assert_eq!(log.last().state, LoopState::Stopped);
     worker.kill().await;
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let reports = log.reports.len();
     let log = gateway
         .until("the outcome again", |log| log.reports.len() > reports)
@@ -215,8 +215,8 @@ async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_co
 
 #[tokio::test]
 async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
-    let mut bench = Bench::new();
-    bench.spec["model"]["api"] = "AnthropicMessages".into();
+    let mut harness = WorkerHarness::new();
+    harness.spec["model"]["api"] = "AnthropicMessages".into();
     let event = |name: &str, data: serde_json::Value| format!("event: {name}\ndata: {data}\n\n");
     let delta = |piece: &str| json!({"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": piece}});
     let text = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": format!("think {CANARY}")}});
@@ -237,8 +237,8 @@ async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
         ),
         event("message_stop", json!({"type": "message_stop"})),
     ];
-    let gateway = Gateway::start(bench.dir.path(), vec![Reply::Raw(stream.concat()), Reply::Hang]);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![Reply::Raw(stream.concat()), Reply::Hang]);
+    let _worker = harness.worker(&gateway);
     let log = gateway
         .until("the call after the sleep", |log| log.calls.len() == 2)
         .await;
@@ -260,5 +260,5 @@ async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
     assert_eq!(second["messages"][1], json!({"role": "assistant", "content": said}));
     assert_eq!(second["messages"][2]["content"][0]["tool_use_id"], "000010100");
     assert_eq!(second["messages"].as_array().unwrap().len(), 3);
-    bench.assert_discreet();
+    harness.assert_discreet();
 }

@@ -8,7 +8,7 @@ use pretty_assertions::assert_eq;
 
 use super::gateway::{Gateway, Log, sleep};
 use super::is;
-use super::process::Bench;
+use super::process::WorkerHarness;
 
 fn event(seq: i64, priority: SignalPriority) -> SensorEvent {
     SensorEvent {
@@ -42,9 +42,9 @@ fn words(log: &Log) -> Vec<i64> {
 
 #[tokio::test]
 async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowledged_each_time() {
-    let mut bench = Bench::new();
-    let gateway = Gateway::start(bench.dir.path(), vec![sleep(3600), sleep(3600)]);
-    let worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    let gateway = Gateway::start(harness.dir.path(), vec![sleep(3600), sleep(3600)]);
+    let worker = harness.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     let first = of(vec![event(1, SignalPriority::Normal), event(2, SignalPriority::Normal)]);
     gateway.deliver(first.clone());
@@ -55,8 +55,8 @@ async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowle
     assert_eq!(log.calls.len(), 1, "nothing of it ends a sleep");
 
     worker.kill().await;
-    bench.epoch = 2;
-    let mut worker = bench.worker(&gateway);
+    harness.epoch = 2;
+    let mut worker = harness.worker(&gateway);
     let reports = log.reports.len();
     gateway
         .until("asleep again", |log| {
@@ -76,8 +76,8 @@ async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowle
     worker.terminate().await;
     worker.ended().await;
     assert_eq!(
-        bench.query("SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'"),
+        harness.query("SELECT count(*) FROM journal WHERE kind = 'SensorUpdated'"),
         3
     );
-    bench.assert_discreet();
+    harness.assert_discreet();
 }

@@ -7,7 +7,7 @@ use agentloop::api::status::LoopState;
 use serde_json::json;
 
 use super::gateway::{Gateway, answer};
-use super::process::{Bench, CANARY};
+use super::process::{CANARY, WorkerHarness};
 use crate::support::clusters::skip;
 
 /// A small volume, unmounted when dropped.
@@ -50,15 +50,15 @@ fn mount(options: &str, at: &Path) -> bool {
 
 #[tokio::test]
 async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
-    let mut bench = Bench::new();
-    let Some(volume) = Volume::mount(&bench.journal) else {
+    let mut harness = WorkerHarness::new();
+    let Some(volume) = Volume::mount(&harness.journal) else {
         return;
     };
-    bench.spec["guardrails"] = json!({"maxConsecutiveTurns": 100_000, "loopDetection": {"mode": "Disabled"}});
-    bench.spec["model"]["contextTokens"] = json!(20_000);
+    harness.spec["guardrails"] = json!({"maxConsecutiveTurns": 100_000, "loopDetection": {"mode": "Disabled"}});
+    harness.spec["model"]["contextTokens"] = json!(20_000);
     let text = format!("{CANARY} {}", "x".repeat(16 * 1024));
-    let gateway = Gateway::start(bench.dir.path(), vec![answer(&text, &[]); 2_000]);
-    let mut worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![answer(&text, &[]); 2_000]);
+    let mut worker = harness.worker(&gateway);
     assert!(!worker.ended().await.success());
     let words = "expand its PersistentVolumeClaim (";
     assert!(worker.output().contains(words), "{}", worker.output());
@@ -71,18 +71,18 @@ async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
 
     volume.fill();
     let calls = before.calls.len();
-    let mut full = bench.worker(&gateway);
+    let mut full = harness.worker(&gateway);
     assert!(!full.ended().await.success());
     assert!(full.output().contains(words), "{}", full.output());
     assert_eq!(gateway.log().calls.len(), calls, "no call without a journal");
     assert_eq!(gateway.log().last().last_error.unwrap().kind, "JournalFull");
 
     volume.grow();
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let goal = before.last().counts.turns + 10;
     let log = gateway.until("more turns", |log| log.last().counts.turns >= goal).await;
     assert_eq!(log.last().turn, log.last().counts.turns.max(log.last().turn));
     worker.terminate().await;
     assert!(worker.ended().await.success());
-    bench.assert_discreet();
+    harness.assert_discreet();
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::Gateway;
 use super::gateway::{Reply, answer};
-use super::process::{Bench, CANARY};
+use super::process::{CANARY, WorkerHarness};
 
 fn memory(arguments: &Value) -> Reply {
     answer("", &[("memory", arguments.clone())])
@@ -12,10 +12,10 @@ fn memory(arguments: &Value) -> Reply {
 
 #[tokio::test]
 async fn each_call_takes_effect_once_and_notes_outlast_killed_workers_and_their_pod() {
-    let mut bench = Bench::new();
-    bench.spec["memory"] = json!({"maxBytes": 1024});
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let worker = bench.worker(&gateway);
+    let mut harness = WorkerHarness::new();
+    harness.spec["memory"] = json!({"maxBytes": 1024});
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let worker = harness.worker(&gateway);
     gateway.until("the first call", |log| log.calls.len() == 1).await;
     worker.kill().await;
     // The answer came while no worker was there to commit it.
@@ -28,14 +28,14 @@ async fn each_call_takes_effect_once_and_notes_outlast_killed_workers_and_their_
         "t1c2a1",
         memory(&json!({"operation": "replace", "title": "plan", "old": ": 1", "new": ": 1+"})),
     );
-    let worker = bench.worker(&gateway);
+    let worker = harness.worker(&gateway);
     gateway
         .until("the third call", |log| log.call_ids().contains(&"t1c3a1"))
         .await;
     worker.kill().await;
-    bench.epoch = 2;
+    harness.epoch = 2;
     gateway.keep("t1c3a1", memory(&json!({"operation": "view", "title": "plan"})));
-    let mut worker = bench.worker(&gateway);
+    let mut worker = harness.worker(&gateway);
     let log = gateway
         .until("the fourth call", |log| log.call_ids().contains(&"t1c4a1"))
         .await;
@@ -50,8 +50,8 @@ async fn each_call_takes_effect_once_and_notes_outlast_killed_workers_and_their_
     assert_eq!(names, ["yield", "memory"]);
     worker.terminate().await;
     worker.ended().await;
-    bench.assert_discreet();
+    harness.assert_discreet();
     let of_memory = "SELECT count(*) FROM agent_execution_audit WHERE tool = 'memory' AND";
-    assert_eq!(bench.query(&format!("{of_memory} decision = 'Allowed'")), 3);
-    assert_eq!(bench.query(&format!("{of_memory} outcome = 'Ok'")), 3);
+    assert_eq!(harness.query(&format!("{of_memory} decision = 'Allowed'")), 3);
+    assert_eq!(harness.query(&format!("{of_memory} outcome = 'Ok'")), 3);
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::gateway::{Gateway, Reply, sleep};
 use super::is;
-use super::process::Bench;
+use super::process::WorkerHarness;
 
 /// An answer in the light model's format.
 fn says(text: &str) -> Reply {
@@ -15,26 +15,26 @@ fn says(text: &str) -> Reply {
     )
 }
 
-fn bench() -> Bench {
-    let mut bench = Bench::new();
-    bench.spec["hotState"] = json!({"fields": [{"name": "price", "type": "Number"}]});
-    bench.spec["continuous"] = json!({"preCheck": {"prompt": "Only a new price matters."}});
-    bench.spec["lightModel"] =
+fn harness() -> WorkerHarness {
+    let mut harness = WorkerHarness::new();
+    harness.spec["hotState"] = json!({"fields": [{"name": "price", "type": "Number"}]});
+    harness.spec["continuous"] = json!({"preCheck": {"prompt": "Only a new price matters."}});
+    harness.spec["lightModel"] =
         json!({"api": "AnthropicMessages", "name": "small", "baseURL": "http://unused", "maxOutputTokens": 64});
-    bench
+    harness
 }
 
 #[tokio::test]
 async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters() {
-    let mut bench = bench();
+    let mut harness = harness();
     let replies = vec![
         sleep(1),
         says(r#"{"wake": false}"#),
         says(r#"{"wake": true}"#),
         sleep(600),
     ];
-    let gateway = Gateway::start(bench.dir.path(), replies);
-    let mut worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), replies);
+    let mut worker = harness.worker(&gateway);
     let log = gateway
         .until("asleep after the second turn", |log| {
             log.last().counts.turns == 2 && is(log, LoopState::Sleeping) && log.acks.len() == 4
@@ -55,16 +55,16 @@ async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters
     worker.terminate().await;
     worker.ended().await;
     let skipped = "SELECT count(*) FROM journal WHERE kind = 'PrecheckSkipped'";
-    assert_eq!(bench.query(skipped), 1);
-    bench.assert_discreet();
+    assert_eq!(harness.query(skipped), 1);
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn a_light_model_that_answers_something_else_lets_the_turn_run() {
-    let mut bench = bench();
+    let mut harness = harness();
     let replies = vec![sleep(1), Reply::Raw("data: nonsense\n\n".into()), sleep(600)];
-    let gateway = Gateway::start(bench.dir.path(), replies);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), replies);
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("two turns", |log| log.last().counts.turns == 2).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c0a1", "t2c1a1"]);
     let error = log.last().last_error.expect("an error");

@@ -13,7 +13,7 @@ use super::gateway::{Gateway, PATIENCE};
 pub const CANARY: &str = "canary-7d1f";
 
 /// A directory with a journal, and the settings of the workers that use it.
-pub struct Bench {
+pub struct WorkerHarness {
     pub dir: tempfile::TempDir,
     pub epoch: i64,
     pub spec: Value,
@@ -21,7 +21,7 @@ pub struct Bench {
     started: u32,
 }
 
-impl Bench {
+impl WorkerHarness {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         Self {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::gateway::{Gateway, Reply, answer, sleep};
 use super::is;
-use super::process::Bench;
+use super::process::WorkerHarness;
 
 fn event(seq: i64) -> SensorEvent {
     let question = SignalScoreRequest {
@@ -53,18 +53,18 @@ fn scores(score: u8) -> Reply {
     answer(&json!({ "score": score }).to_string(), &[])
 }
 
-fn bench() -> Bench {
-    let mut bench = Bench::new();
-    bench.spec["lightModel"] = json!({"api": "OpenAIChat", "name": "small", "baseURL": "http://unused"});
-    bench
+fn harness() -> WorkerHarness {
+    let mut harness = WorkerHarness::new();
+    harness.spec["lightModel"] = json!({"api": "OpenAIChat", "name": "small", "baseURL": "http://unused"});
+    harness
 }
 
 #[tokio::test]
 async fn an_event_one_below_the_threshold_lets_the_loop_sleep_and_one_at_it_wakes_it() {
-    let mut bench = bench();
+    let mut harness = harness();
     let replies = vec![sleep(3600), scores(79), scores(80), sleep(3600)];
-    let gateway = Gateway::start(bench.dir.path(), replies);
-    let mut worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), replies);
+    let mut worker = harness.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     gateway.deliver(of(&[1, 2]));
     let log = gateway
@@ -89,23 +89,23 @@ async fn an_event_one_below_the_threshold_lets_the_loop_sleep_and_one_at_it_wake
     assert!(turn.contains("signal/buoy/storm"), "{turn}");
     worker.terminate().await;
     worker.ended().await;
-    let count = |kind: &str| bench.query(&format!("SELECT count(*) FROM journal WHERE kind = '{kind}'"));
+    let count = |kind: &str| harness.query(&format!("SELECT count(*) FROM journal WHERE kind = '{kind}'"));
     assert_eq!((count("SignalScored"), count("SensorUpdated")), (2, 2));
     let steps = "SELECT count(*) FROM agent_execution_steps WHERE purpose = 'Signal'";
-    assert_eq!(bench.query(steps), 2);
+    assert_eq!(harness.query(steps), 2);
 }
 
 #[tokio::test]
 async fn a_worker_that_is_killed_while_a_score_is_asked_for_asks_for_the_same_one_again() {
-    let mut bench = bench();
-    let gateway = Gateway::start(bench.dir.path(), vec![sleep(3600), Reply::Hang]);
-    let worker = bench.worker(&gateway);
+    let mut harness = harness();
+    let gateway = Gateway::start(harness.dir.path(), vec![sleep(3600), Reply::Hang]);
+    let worker = harness.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     gateway.deliver(of(&[1]));
     gateway.until("a question", |log| log.calls.len() == 2).await;
     worker.kill().await;
-    bench.epoch = 2;
-    let _worker = bench.worker(&gateway);
+    harness.epoch = 2;
+    let _worker = harness.worker(&gateway);
     let log = gateway.until("the question again", |log| log.calls.len() == 3).await;
     assert_eq!(log.call_ids(), ["t1c1a1", "t2c0a1", "t2c0a1"]);
     assert_eq!(log.calls[1].1, log.calls[2].1);

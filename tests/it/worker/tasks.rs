@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::gateway::{Gateway, answer};
 use super::is;
-use super::process::{Bench, Worker};
+use super::process::{Worker, WorkerHarness};
 
 fn task(id: &str, user: &str) -> RequestedTask {
     RequestedTask {
@@ -20,17 +20,17 @@ fn task(id: &str, user: &str) -> RequestedTask {
 }
 
 /// An Agent in mode Task whose responses have a receiver, at work on the task `request-a` of ann.
-async fn at_work() -> (Bench, Gateway, Worker) {
-    let mut bench = Bench::new();
-    bench.spec["mode"] = json!("Task");
-    bench.spec["task"] = json!({"responses": {"http": {"url": "https://unused/"}}});
-    let gateway = Gateway::start(bench.dir.path(), vec![]);
-    let worker = bench.worker(&gateway);
+async fn at_work() -> (WorkerHarness, Gateway, Worker) {
+    let mut harness = WorkerHarness::new();
+    harness.spec["mode"] = json!("Task");
+    harness.spec["task"] = json!({"responses": {"http": {"url": "https://unused/"}}});
+    let gateway = Gateway::start(harness.dir.path(), vec![]);
+    let worker = harness.worker(&gateway);
     let sleeps = |log: &super::gateway::Log| !log.reports.is_empty() && is(log, LoopState::Sleeping);
     gateway.until("asleep", sleeps).await;
     gateway.request(task("request-a", "ann"));
     gateway.until("the call", |log| log.calls.len() == 1).await;
-    (bench, gateway, worker)
+    (harness, gateway, worker)
 }
 
 /// The loop is stopped while it works on the task, and the task is answered.
@@ -43,37 +43,37 @@ async fn stop(gateway: &Gateway) {
 
 #[tokio::test]
 async fn a_loop_that_is_stopped_delivers_the_response_of_the_task_that_it_has_waited_for() {
-    let (bench, gateway, mut worker) = at_work().await;
+    let (harness, gateway, mut worker) = at_work().await;
     stop(&gateway).await;
     let log = gateway.until("the response", |log| !log.responses.is_empty()).await;
     assert_eq!(log.responses, ["request-a"]);
     worker.terminate().await;
     assert!(worker.ended().await.success());
     assert_eq!(gateway.log().responses, ["request-a"], "once");
-    assert_eq!(bench.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 0);
+    assert_eq!(harness.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 0);
 }
 
 #[tokio::test]
 async fn a_receiver_that_refuses_delays_the_end_for_a_while_and_the_journal_keeps_the_response() {
-    let (mut bench, gateway, mut worker) = at_work().await;
+    let (mut harness, gateway, mut worker) = at_work().await;
     gateway.answer_responses(503);
     stop(&gateway).await;
     worker.terminate().await;
     assert!(worker.ended().await.success());
     assert!(!gateway.log().responses.is_empty(), "it was tried");
-    assert_eq!(bench.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 1);
+    assert_eq!(harness.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 1);
     // The next pod delivers it.
     gateway.answer_responses(204);
     gateway.tell(|event| event.directives.stop = None);
     let before = gateway.log().responses.len();
-    bench.epoch = 2;
-    let mut worker = bench.worker(&gateway);
+    harness.epoch = 2;
+    let mut worker = harness.worker(&gateway);
     gateway
         .until("the response", |log| log.responses.len() == before + 1)
         .await;
     worker.terminate().await;
     assert!(worker.ended().await.success());
-    assert_eq!(bench.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 0);
+    assert_eq!(harness.query("SELECT count(*) FROM tasks WHERE undelivered = 1"), 0);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::gateway::{BROKEN_OFF, Gateway, Log, Reply, sleep};
 use super::is;
-use super::process::{Bench, CANARY};
+use super::process::{CANARY, WorkerHarness};
 
 /// An answer in pieces.
 fn says(pieces: &[&str]) -> Reply {
@@ -45,7 +45,7 @@ async fn subscribe(gateway: &Gateway, id: u64, text: bool) {
 
 #[tokio::test]
 async fn text_is_sent_of_answers_to_requested_tasks_while_a_subscription_wants_it_and_of_nothing_else() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let replies = vec![
         sleep(3600),
         says(&["nobody ", "listens"]),
@@ -55,8 +55,8 @@ async fn text_is_sent_of_answers_to_requested_tasks_while_a_subscription_wants_i
         says(&["All is ", "well, ", CANARY]),
         says(&["nobody listens ", "any more"]),
     ];
-    let gateway = Gateway::start(bench.dir.path(), replies);
-    let _worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), replies);
+    let _worker = harness.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     request(&gateway, "request-a", "t2c1a1").await;
     subscribe(&gateway, 1, false).await;
@@ -87,15 +87,15 @@ async fn text_is_sent_of_answers_to_requested_tasks_while_a_subscription_wants_i
     }
     assert_eq!(text, whole);
     assert!(fragments.len() <= 3, "{fragments:?}");
-    bench.assert_discreet();
+    harness.assert_discreet();
 }
 
 #[tokio::test]
 async fn an_answer_that_is_read_again_from_its_beginning_is_sent_from_its_beginning() {
-    let mut bench = Bench::new();
+    let mut harness = WorkerHarness::new();
     let broken = Reply::BrokenOnce(Box::new(says(&[BROKEN_OFF, "well."])));
-    let gateway = Gateway::start(bench.dir.path(), vec![sleep(3600), broken]);
-    let worker = bench.worker(&gateway);
+    let gateway = Gateway::start(harness.dir.path(), vec![sleep(3600), broken]);
+    let worker = harness.worker(&gateway);
     gateway.until("asleep", |log| is(log, LoopState::Sleeping)).await;
     subscribe(&gateway, 1, true).await;
     request(&gateway, "request-a", "t2c1a1").await;

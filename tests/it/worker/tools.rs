@@ -22,7 +22,7 @@ use agentloop::worker::journal::{Journal, JournalOwner};
 use agentloop::worker::reporter::GatewayReporter;
 use agentloop::worker::sensors::LoopSensors;
 use agentloop::worker::sensors::file_watcher::FileWatchers;
-use agentloop::worker::tool_source::{FinishedToolRun, ToolOffer, ToolSource};
+use agentloop::worker::tool_source::{FinishedToolRun, ListedTools, ToolSource};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::SignedDuration;
@@ -48,7 +48,7 @@ struct Runs {
 }
 
 struct Source {
-    offered: watch::Sender<ToolOffer>,
+    offered: watch::Sender<ListedTools>,
     complete: CancellationToken,
     runs: watch::Sender<Runs>,
 }
@@ -108,8 +108,8 @@ impl Drop for UnderWay<'_> {
 }
 
 /// An offer of servers that have all answered.
-fn offer(tools: Vec<ToolSpec>) -> ToolOffer {
-    ToolOffer {
+fn offer(tools: Vec<ToolSpec>) -> ListedTools {
+    ListedTools {
         specs: tools.into(),
         silent: Vec::new(),
     }
@@ -119,7 +119,7 @@ fn offer(tools: Vec<ToolSpec>) -> ToolOffer {
 struct Hold(Arc<Source>);
 
 impl ToolSource for Hold {
-    fn offered(&self) -> watch::Receiver<ToolOffer> {
+    fn offered(&self) -> watch::Receiver<ListedTools> {
         self.0.offered.subscribe()
     }
 

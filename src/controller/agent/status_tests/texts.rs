@@ -21,7 +21,7 @@ use crate::controller::kstatus::assert_computed;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::link::messages::{DetectedLoop, RequestStats};
-use crate::link::pod::{AgentEgress, MOST_SKILL_BYTES};
+use crate::link::pod::{AgentEgress, MAX_SKILL_BYTES};
 
 /// An Agent with these fields in its spec.
 fn agent_with(fields: &Value) -> Agent {
@@ -394,7 +394,7 @@ fn invalid_agents() -> Vec<(Agent, AgentReferences)> {
         all.push((instructed.clone(), references));
     }
     let skilled = agent_with(&json!({"skills": [{"name": "mail", "configMapKeyRef": key}]}));
-    for text in [String::new(), "x".repeat(MOST_SKILL_BYTES + 1)] {
+    for text in [String::new(), "x".repeat(MAX_SKILL_BYTES + 1)] {
         let references = AgentReferences {
             skills: vec![ReferenceLookup::Found(text)],
             ..none()

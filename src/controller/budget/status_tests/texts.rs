@@ -34,7 +34,7 @@ fn conditions(rows: &mut TextRows, status: &AgentBudgetStatus) {
 }
 
 /// Budgets of which all is used.
-fn exhausted() -> Vec<World> {
+fn exhausted() -> Vec<StatusHarness> {
     let specs = [
         json!({}),
         json!({"window": {"lifetime": {}}}),
@@ -43,30 +43,30 @@ fn exhausted() -> Vec<World> {
         json!({"topUps": [{"id": "more-1", "tokens": 1}]}),
     ];
     let used = |spec: &Value| {
-        let mut world = World::new(spec);
-        world.spend("reader", 1, 800, 1);
-        world.spend("writer", 2, 200, 2);
-        world.write(3);
-        world
+        let mut harness = StatusHarness::new(spec);
+        harness.spend("reader", 1, 800, 1);
+        harness.spend("writer", 2, 200, 2);
+        harness.write(3);
+        harness
     };
     specs.iter().map(used).collect()
 }
 
 fn statuses() -> Vec<AgentBudgetStatus> {
-    let mut fresh = World::new(&json!({}));
+    let mut fresh = StatusHarness::new(&json!({}));
     let mut statuses = vec![fresh.write(0).clone()];
-    statuses.extend(exhausted().into_iter().map(|world| world.status));
+    statuses.extend(exhausted().into_iter().map(|harness| harness.status));
     for spec in [
         json!({"limits": {"tokens": 0}}),
         json!({"limits": {"tokens": 1000, "calls": 0}}),
         json!({"perAgent": {"tokens": 0}}),
         json!({"topUps": [{"id": "more-1", "calls": 1}]}),
     ] {
-        let mut world = World::new(&spec);
-        world.ask("reader", 1, 1);
-        statuses.push(world.write(2).clone());
+        let mut harness = StatusHarness::new(&spec);
+        harness.ask("reader", 1, 1);
+        statuses.push(harness.write(2).clone());
     }
-    let foreign = World::new(&json!({"selector": {}, "namespaceSelector": {}}));
+    let foreign = StatusHarness::new(&json!({"selector": {}, "namespaceSelector": {}}));
     let mut inputs = [foreign.input(1), fresh.input(1), fresh.input(1)];
     inputs[1].entry =
         Err("spec.window.calendar.timeZone Mars/Base is not an IANA time zone: use for example Europe/Berlin or UTC");
@@ -93,8 +93,8 @@ fn the_texts_of_budgets() {
 #[test]
 fn the_texts_of_events_of_budgets() {
     let mut rows = TextRows::new();
-    let mut add = |world: &World, old: &AgentBudgetStatus, new: &AgentBudgetStatus| {
-        for event in events::from_status(&world.budget, old, new) {
+    let mut add = |harness: &StatusHarness, old: &AgentBudgetStatus, new: &AgentBudgetStatus| {
+        for event in events::from_status(&harness.budget, old, new) {
             let type_ = if event.warning { "Warning" } else { "Normal" };
             let copied = [
                 ConditionType::NearLimit,
@@ -107,20 +107,20 @@ fn the_texts_of_events_of_budgets() {
             rows.push(text!(type_, format!("{} {}", event.reason, event.action), note));
         }
     };
-    let calm = World::new(&json!({})).write(0).clone();
-    for mut world in exhausted() {
-        add(&world, &calm, &world.status);
-        let before = world.status.clone();
-        world.edit(&json!({"limits": {"tokens": 2000}}), 4);
-        world.write(5);
-        add(&world, &before, &world.status);
+    let calm = StatusHarness::new(&json!({})).write(0).clone();
+    for mut harness in exhausted() {
+        add(&harness, &calm, &harness.status);
+        let before = harness.status.clone();
+        harness.edit(&json!({"limits": {"tokens": 2000}}), 4);
+        harness.write(5);
+        add(&harness, &before, &harness.status);
         if let Some(gate) = before.gates.first() {
             let answers = [
                 (approval::APPROVE, format!("{}:{}", gate.id, gate.arguments_hash)),
                 (approval::DENY, gate.id.clone()),
             ];
             for (key, value) in answers {
-                let mut asked = World::new(&json!({"onExhausted": "Ask"}));
+                let mut asked = StatusHarness::new(&json!({"onExhausted": "Ask"}));
                 asked.spend("reader", 1, 1000, 1);
                 asked.write(3);
                 let before = asked.status.clone();
@@ -130,7 +130,7 @@ fn the_texts_of_events_of_budgets() {
             }
         }
     }
-    let mut unusable = World::new(&json!({"selector": {}, "namespaceSelector": {}}));
+    let mut unusable = StatusHarness::new(&json!({"selector": {}, "namespaceSelector": {}}));
     unusable.write(1);
     add(&unusable, &calm, &unusable.status);
     rows.sort();

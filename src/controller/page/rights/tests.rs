@@ -10,19 +10,19 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::time::{advance, sleep};
 
-use super::super::session::SessionTable;
+use super::super::session::PageSessionTable;
 use super::*;
 
 /// An API server that allows what is in namespace `a`, and counts.
 #[derive(Default)]
-struct Reviews {
+struct FakeReviewServer {
     asked: Mutex<Vec<Value>>,
     is_down: AtomicBool,
     open: AtomicUsize,
     most_open: AtomicUsize,
 }
 
-impl Reviews {
+impl FakeReviewServer {
     fn asked(&self) -> usize {
         self.asked.lock().unwrap().len()
     }
@@ -44,15 +44,15 @@ impl Reviews {
     }
 }
 
-struct World {
-    reviews: Arc<Reviews>,
+struct RightsHarness {
+    reviews: Arc<FakeReviewServer>,
     access: ClientAuthorizer,
-    sessions: SessionTable,
+    sessions: PageSessionTable,
 }
 
-impl World {
+impl RightsHarness {
     fn new() -> Self {
-        let reviews = Arc::<Reviews>::default();
+        let reviews = Arc::<FakeReviewServer>::default();
         let server = reviews.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let reviews = server.clone();
@@ -61,7 +61,7 @@ impl World {
         Self {
             reviews,
             access: ClientAuthorizer::new(kube::Client::new(service, "default")),
-            sessions: SessionTable::default(),
+            sessions: PageSessionTable::default(),
         }
     }
 
@@ -102,71 +102,71 @@ fn sees(rights: &ViewRights, namespace: &str) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_cycles_through_namespaces_asks_once_in_ten_seconds() {
-    let world = World::new();
-    let session = world.session("ann");
-    let first = world.look(&session, Some("b")).await.unwrap();
+    let harness = RightsHarness::new();
+    let session = harness.session("ann");
+    let first = harness.look(&session, Some("b")).await.unwrap();
     assert!(!first.is_pending && !sees(&first, "b"));
-    let asked = world.reviews.asked();
+    let asked = harness.reviews.asked();
     assert!(asked > 0);
     for _ in 0..10 {
         for namespace in ["a", "b", "c", "d", "e", "f"] {
-            let rights = world.look(&session, Some(namespace)).await.unwrap();
+            let rights = harness.look(&session, Some(namespace)).await.unwrap();
             assert_eq!((rights.is_pending, sees(&rights, namespace)), (namespace != "b", false));
         }
     }
-    assert_eq!(world.reviews.asked(), asked);
+    assert_eq!(harness.reviews.asked(), asked);
     advance(PAUSE).await;
-    let rights = world.look(&session, Some("a")).await.unwrap();
+    let rights = harness.look(&session, Some("a")).await.unwrap();
     assert!(!rights.is_pending && sees(&rights, "a"));
-    assert!(world.reviews.asked() > asked);
+    assert!(harness.reviews.asked() > asked);
 }
 
 #[tokio::test(start_paused = true)]
 async fn until_it_may_be_asked_a_namespace_is_shown_as_far_as_all_are_known() {
-    let world = World::new();
-    let session = world.session("ann");
-    let all = world.look(&session, None).await.unwrap();
+    let harness = RightsHarness::new();
+    let session = harness.session("ann");
+    let all = harness.look(&session, None).await.unwrap();
     assert!(!all.is_pending && sees(&all, "a") && !sees(&all, "b"));
-    let asked = world.reviews.asked();
-    let one = world.look(&session, Some("a")).await.unwrap();
+    let asked = harness.reviews.asked();
+    let one = harness.look(&session, Some("a")).await.unwrap();
     assert!(one.is_pending && sees(&one, "a") && !sees(&one, "b"));
-    assert_eq!(world.reviews.asked(), asked);
+    assert_eq!(harness.reviews.asked(), asked);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_the_answer_for_a_few_seconds() {
-    let world = World::new();
-    let session = world.session("ann");
-    world.reviews.is_down.store(true, Ordering::SeqCst);
-    assert!(world.look(&session, None).await.is_err());
-    let asked = world.reviews.asked();
-    world.reviews.is_down.store(false, Ordering::SeqCst);
+    let harness = RightsHarness::new();
+    let session = harness.session("ann");
+    harness.reviews.is_down.store(true, Ordering::SeqCst);
+    assert!(harness.look(&session, None).await.is_err());
+    let asked = harness.reviews.asked();
+    harness.reviews.is_down.store(false, Ordering::SeqCst);
     for filter in [None, Some("a")] {
-        assert!(world.look(&session, filter).await.is_err());
+        assert!(harness.look(&session, filter).await.is_err());
     }
-    assert_eq!(world.reviews.asked(), asked);
+    assert_eq!(harness.reviews.asked(), asked);
     advance(FAILED).await;
-    assert!(sees(&world.look(&session, None).await.unwrap(), "a"));
+    assert!(sees(&harness.look(&session, None).await.unwrap(), "a"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_browser_that_is_gone_before_the_answer_has_asked() {
-    let world = World::new();
-    let session = world.session("ann");
-    let asked = timeout(Duration::from_millis(2), world.look(&session, None)).await;
+    let harness = RightsHarness::new();
+    let session = harness.session("ann");
+    let asked = timeout(Duration::from_millis(2), harness.look(&session, None)).await;
     assert!(asked.is_err(), "it was answered");
-    let asked = world.reviews.asked();
-    assert!(world.look(&session, None).await.unwrap().is_pending);
-    assert_eq!(world.reviews.asked(), asked);
+    let asked = harness.reviews.asked();
+    assert!(harness.look(&session, None).await.unwrap().is_pending);
+    assert_eq!(harness.reviews.asked(), asked);
 }
 
 #[tokio::test(start_paused = true)]
 async fn all_users_together_ask_few_questions_at_a_time() {
-    let world = World::new();
-    let sessions: Vec<_> = (0..5).map(|number| world.session(&format!("user{number}"))).collect();
-    let looks = sessions.iter().map(|session| world.look(session, None));
+    let harness = RightsHarness::new();
+    let sessions: Vec<_> = (0..5).map(|number| harness.session(&format!("user{number}"))).collect();
+    let looks = sessions.iter().map(|session| harness.look(session, None));
     for rights in futures::future::join_all(looks).await {
         assert!(sees(&rights.unwrap(), "a"));
     }
-    assert_eq!(world.reviews.most_open.load(Ordering::SeqCst), AT_ONCE);
+    assert_eq!(harness.reviews.most_open.load(Ordering::SeqCst), AT_ONCE);
 }

@@ -13,7 +13,7 @@ use agentloop_api::agent;
 use agentloop_support::clock::rfc3339_seconds;
 
 /// Most bytes of an answer that the next heartbeat repeats.
-pub const MOST_LAST_BYTES: usize = 2 * 1024;
+pub const MAX_LAST_BYTES: usize = 2 * 1024;
 /// What the next heartbeat says about one that failed after side effects.
 const FAILED: &str = "(It failed; the effects of its tool calls remain.)";
 
@@ -73,7 +73,7 @@ impl HeartbeatState {
     pub fn ended(&mut self, end: &TurnEnd<'_>, now: Timestamp) {
         match end {
             TurnEnd::Completed { last_text, .. } => {
-                last_text[..last_text.floor_char_boundary(MOST_LAST_BYTES)].clone_into(&mut self.last);
+                last_text[..last_text.floor_char_boundary(MAX_LAST_BYTES)].clone_into(&mut self.last);
             }
             TurnEnd::Failed { acted: true } => FAILED.clone_into(&mut self.last),
             TurnEnd::Failed { acted: false } => {}

@@ -227,7 +227,7 @@ mod tests {
     use super::RUNTIME;
 
     #[test]
-    fn the_word_about_the_runtime_is_short() {
+    fn the_runtime_prompt_is_short() {
         let words = RUNTIME.split_whitespace().count();
         assert!((150..=250).contains(&words), "{words}");
     }

@@ -2,7 +2,7 @@
 
 use jiff::SignedDuration;
 
-use super::yield_tool::SHORTEST_SLEEP;
+use super::yield_tool::MIN_SLEEP;
 use crate::modes::{ModeContext, WakeTrigger};
 use crate::resources::ResourceWait;
 use crate::snapshot::ChosenSleep;
@@ -19,7 +19,7 @@ pub fn begin(
     let now = context.now;
     let rooms = wake_early_if.iter().filter_map(|name| ResourceWait::read(name));
     let (used, limits) = (context.used, &context.settings.rate_limits);
-    let shortest = time_math::after(now, SHORTEST_SLEEP);
+    let shortest = time_math::after(now, MIN_SLEEP);
     let room_at = rooms
         .map(|room| room.comes_at(used, limits, now).map_or(shortest, |at| at.max(shortest)))
         .min();

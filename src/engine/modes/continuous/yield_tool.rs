@@ -16,7 +16,7 @@ pub const NAME: &str = "yield";
 /// Its result in a turn that cannot set the pace.
 pub const NOT_HERE: &str = "Denied: a heartbeat sets no pace. End it with an answer that calls no tool.";
 /// A shorter sleep is treated as none.
-pub const SHORTEST_SLEEP: SignedDuration = SignedDuration::from_secs(1);
+pub const MIN_SLEEP: SignedDuration = SignedDuration::from_secs(1);
 const MAX_EVENTS: usize = 16;
 /// The most events that are listed by name.
 const MAX_LISTED: usize = 64;
@@ -132,7 +132,7 @@ fn parse(arguments: &str, around: &ModeContext<'_>) -> Result<(LoopPace, String)
         Some(_) => return Err(refused("mode", "use one of continue, sleep, shutdown")),
     };
     let asked = sleep.unwrap_or(settings.max_sleep);
-    if !asleep || asked < SHORTEST_SLEEP {
+    if !asleep || asked < MIN_SLEEP {
         return Ok((LoopPace::Continue, "The next turn begins at once.".to_owned()));
     }
     let wait = asked.min(settings.max_sleep);

@@ -116,7 +116,7 @@ impl ArtifactsState {
     }
 
     /// What a model sees of the last check; `None`: there was none, or it has found all.
-    pub(super) fn told(&self, declared: &[GoalArtifact]) -> Option<String> {
+    pub(super) fn summary_for_model(&self, declared: &[GoalArtifact]) -> Option<String> {
         if !self.said.is_empty() {
             return Some(format!("Last check of the artifacts: {}", self.said));
         }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::denials::EscalationCause;
 use super::validation::EndedAttempt;
-use super::{EQUAL_ERRORS, GoalState, MAX_SAID, MOST_HISTORY, goal};
+use super::{EQUAL_ERRORS, GoalState, MAX_HISTORY, MAX_SAID, goal};
 use crate::context::prompt;
 use crate::loop_detection::{ShortHash, signature};
 use crate::modes::ModeContext;
@@ -14,8 +14,8 @@ use crate::time_math;
 use agentloop_api::status::GateKind;
 
 /// Calls that are remembered as failed.
-pub(super) const MOST_AVOIDED: usize = 32;
-const LONGEST_WAIT: SignedDuration = SignedDuration::from_secs(1024);
+pub(super) const MAX_AVOIDED: usize = 32;
+const MAX_WAIT: SignedDuration = SignedDuration::from_secs(1024);
 
 /// The tool calls of the attempt under way.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -71,7 +71,7 @@ impl GoalState {
     }
 
     pub(super) fn record(&mut self, error: Option<&str>, text: &str) {
-        if self.history.len() >= MOST_HISTORY {
+        if self.history.len() >= MAX_HISTORY {
             self.history.pop_front();
         }
         self.history.push_back(StepRecord {
@@ -96,7 +96,7 @@ impl GoalState {
         let error = prompt::truncate(without_marks(error).trim(), MAX_SAID);
         self.record(Some(&error), text);
         self.avoided.extend(attempt.failures);
-        let surplus = self.avoided.len().saturating_sub(MOST_AVOIDED);
+        let surplus = self.avoided.len().saturating_sub(MAX_AVOIDED);
         self.avoided.drain(..surplus);
         let hash = signature::text(&error);
         self.same_error = match self.same_error {
@@ -114,7 +114,7 @@ impl GoalState {
             self.last_error = format!("Failed after {} attempts, the last one: {last}", goal.max_attempts);
             self.steps = self.steps.saturating_add(1);
         } else {
-            let wait = time_math::doubled(SignedDuration::from_secs(1), self.failed_attempts, LONGEST_WAIT);
+            let wait = time_math::doubled(SignedDuration::from_secs(1), self.failed_attempts, MAX_WAIT);
             self.retry_at = Some(time_math::after(context.now, wait));
         }
     }

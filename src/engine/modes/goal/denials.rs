@@ -20,7 +20,7 @@ pub const HIDDEN_AFTER: u32 = 3;
 /// Denials of one tool in a loop after which, and after each further one, a person decides on its continuation.
 pub const ESCALATED_AFTER: u32 = 6;
 /// Denied calls that are remembered.
-const MOST_CALLS: usize = 32;
+const MAX_CALLS: usize = 32;
 
 /// Why a person is asked with a gate of kind `Escalated`.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -89,7 +89,7 @@ impl DenialCounts {
         let print = signature::call(&call.name, &call.arguments).raw;
         // Loop detection has its own ladder for a call that it denies.
         let is_kept = why != DenialReason::Repeated && !self.calls.contains(&print);
-        if is_kept && self.calls.len() < MOST_CALLS {
+        if is_kept && self.calls.len() < MAX_CALLS {
             self.calls.push(print);
         }
     }

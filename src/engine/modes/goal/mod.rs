@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use self::artifacts::ArtifactsState;
 pub use self::artifacts::CheckedArtifacts;
-use self::attempts::{AttemptFailure, MOST_AVOIDED, StepAttempt, StepRecord};
+use self::attempts::{AttemptFailure, MAX_AVOIDED, StepAttempt, StepRecord};
 use self::denials::{DenialCounts, EscalationCause};
 #[cfg(test)]
 pub use self::denials::{ESCALATED_AFTER, HIDDEN_AFTER};
@@ -32,8 +32,8 @@ pub use self::settings::{CommandCheck, GoalSettings};
 #[cfg(test)]
 pub use self::settings::{Criterion, CriterionCheck, JudgeCheck};
 pub use self::texts::RUNTIME;
-use self::validation::{CheckResult, CriterionState, PendingCheck, Validation};
 pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
+use self::validation::{CriterionResult, CriterionState, PendingCheck, Validation};
 use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
     CheckEnd, GoalView, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
@@ -54,7 +54,7 @@ pub const EQUAL_ERRORS: u32 = 3;
 /// The tool that runs the commands of criteria.
 const SHELL: &str = "toolbox__shell";
 /// Attempts that a confidence check sees.
-const MOST_HISTORY: usize = 5;
+const MAX_HISTORY: usize = 5;
 /// Most bytes of an error, of what a check said and of what the agent wrote.
 const MAX_SAID: usize = 600;
 
@@ -328,13 +328,13 @@ impl LoopMode for GoalState {
         if has_failed {
             attempt.failed = attempt.failed.saturating_add(1);
             attempt.error = prompt::truncate(text, MAX_SAID);
-            if attempt.failures.len() < MOST_AVOIDED {
+            if attempt.failures.len() < MAX_AVOIDED {
                 attempt.failures.push(signature::call(&call.name, &call.arguments).raw);
             }
         }
     }
 
-    fn world_changes(&mut self, context: &ModeContext<'_>) {
+    fn environment_changed(&mut self, context: &ModeContext<'_>) {
         self.restart_check(context);
     }
 
@@ -386,7 +386,7 @@ impl LoopMode for GoalState {
             Some(PendingCheck::Judge(name, _)) => {
                 let verdict = answer.and_then(read_verdict);
                 let is_readable = verdict.is_some();
-                let unread = || CheckResult::unknown("the judge gave no clear answer");
+                let unread = || CriterionResult::unknown("the judge gave no clear answer");
                 self.verdict(name, verdict.unwrap_or_else(unread));
                 self.settle(context);
                 is_readable
@@ -423,7 +423,7 @@ impl LoopMode for GoalState {
             Some(PendingCheck::Command(name, command)) => {
                 let verdict = match end {
                     CheckEnd::Ran(text) => verdicts::of_command(command, text, &toolbox),
-                    CheckEnd::NotRun(why) => CheckResult::unknown(why),
+                    CheckEnd::NotRun(why) => CriterionResult::unknown(why),
                 };
                 self.verdict(name, verdict);
             }

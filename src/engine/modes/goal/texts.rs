@@ -143,7 +143,7 @@ fn write_findings(state: &GoalState, goal: &GoalSettings, unmet: &[&str], text: 
             let _ = write!(text, "\nLast check of {name}: {said}");
         }
     }
-    if let Some(told) = state.artifacts.told(&goal.artifacts) {
+    if let Some(told) = state.artifacts.summary_for_model(&goal.artifacts) {
         let _ = write!(text, "\n{told}");
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     use super::RUNTIME;
 
     #[test]
-    fn the_word_about_the_runtime_is_short() {
+    fn the_runtime_prompt_is_short() {
         let words = RUNTIME.split_whitespace().count();
         assert!((150..=280).contains(&words), "{words}");
     }

@@ -123,14 +123,14 @@ pub struct CheckedCriterion {
 
 /// How the check of a criterion ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CheckResult {
+pub(super) struct CriterionResult {
     pub(super) verdict: Verdict,
     /// What was found; empty if it is met.
     pub(super) said: String,
     pub(super) tests: Option<TestCounts>,
 }
 
-impl CheckResult {
+impl CriterionResult {
     pub(super) const MET: Self = Self {
         verdict: Verdict::Met,
         said: String::new(),
@@ -226,10 +226,10 @@ impl GoalState {
         });
         for criterion in pending {
             let verdict = match &criterion.check {
-                CriterionCheck::Regex(regex) if settings::matches(regex, &self.result) => CheckResult::MET,
-                CriterionCheck::Regex(regex) => CheckResult::unmet(format!("the result does not match {regex}")),
+                CriterionCheck::Regex(regex) if settings::matches(regex, &self.result) => CriterionResult::MET,
+                CriterionCheck::Regex(regex) => CriterionResult::unmet(format!("the result does not match {regex}")),
                 CriterionCheck::Schema(schema) => {
-                    settings::fits(schema, &self.result).map_or_else(CheckResult::unmet, |()| CheckResult::MET)
+                    settings::fits(schema, &self.result).map_or_else(CriterionResult::unmet, |()| CriterionResult::MET)
                 }
                 CriterionCheck::Judge(_) | CriterionCheck::Command(_) => continue,
             };
@@ -239,7 +239,7 @@ impl GoalState {
     }
 
     /// A criterion was checked.
-    pub(super) fn verdict(&mut self, name: &str, CheckResult { verdict, said, tests }: CheckResult) {
+    pub(super) fn verdict(&mut self, name: &str, CriterionResult { verdict, said, tests }: CriterionResult) {
         let met = verdict == Verdict::Met;
         let said = prompt::truncate(without_marks(&said).trim(), MAX_SAID);
         self.criteria

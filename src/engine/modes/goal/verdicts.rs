@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::MAX_SAID;
 use super::progress::TestCounts;
 use super::settings::{self, CommandCheck};
-use super::validation::{CheckResult, Verdict};
+use super::validation::{CriterionResult, Verdict};
 use crate::message;
 use agentloop_api::test_report::TestReport;
 
@@ -14,13 +14,13 @@ const MAX_STATUS: usize = 400;
 
 /// Whether a command has succeeded, by its result: a line with the exit code, then one with its report if it was asked for
 /// one, and then its output. `toolbox`: what has run it.
-pub(super) fn of_command(command: &CommandCheck, result: &str, toolbox: &str) -> CheckResult {
+pub(super) fn of_command(command: &CommandCheck, result: &str, toolbox: &str) -> CriterionResult {
     let (status, mut output) = result.split_once('\n').unwrap_or((result, ""));
     let mut tests = None;
     if command.junit.is_some() {
         let (line, rest) = output.split_once('\n').unwrap_or((output, ""));
         let Some(report) = TestReport::parse(line) else {
-            return CheckResult::unknown(format!(
+            return CriterionResult::unknown(format!(
                 "{toolbox} has not read the JUnit report\n{}",
                 last_bytes(result)
             ));
@@ -33,7 +33,7 @@ pub(super) fn of_command(command: &CommandCheck, result: &str, toolbox: &str) ->
         });
         let (verdict, said) = of_report(&report);
         if verdict != Verdict::Met {
-            return CheckResult {
+            return CriterionResult {
                 verdict,
                 said: last_bytes(&format!("{status}; {said}\n{output}")),
                 tests,
@@ -45,11 +45,11 @@ pub(super) fn of_command(command: &CommandCheck, result: &str, toolbox: &str) ->
         None => command.junit.is_some() || status == "exit code 0",
     };
     let result = if is_met {
-        CheckResult::MET
+        CriterionResult::MET
     } else {
-        CheckResult::unmet(last_bytes(&format!("{status}\n{output}")))
+        CriterionResult::unmet(last_bytes(&format!("{status}\n{output}")))
     };
-    CheckResult { tests, ..result }
+    CriterionResult { tests, ..result }
 }
 
 /// What a report says: whether all is well, and what is not.
@@ -111,7 +111,7 @@ pub(super) fn read_progress(text: &str) -> Option<u8> {
 }
 
 /// The verdict in an answer; `None`: not a clear one.
-pub(super) fn read_verdict(text: &str) -> Option<CheckResult> {
+pub(super) fn read_verdict(text: &str) -> Option<CriterionResult> {
     let answer = message::answered_object(text, "met")?;
     let met = answer.get("met")?.as_bool()?;
     let reason = answer
@@ -119,9 +119,9 @@ pub(super) fn read_verdict(text: &str) -> Option<CheckResult> {
         .and_then(Value::as_str)
         .unwrap_or("the judge says no");
     Some(if met {
-        CheckResult::MET
+        CriterionResult::MET
     } else {
-        CheckResult::unmet(reason)
+        CriterionResult::unmet(reason)
     })
 }
 
@@ -165,14 +165,14 @@ mod tests {
 
     #[test]
     fn only_a_clear_answer_is_a_verdict() {
-        assert_eq!(read_verdict(r#"{"met": true}"#), Some(CheckResult::MET));
+        assert_eq!(read_verdict(r#"{"met": true}"#), Some(CriterionResult::MET));
         assert_eq!(
             read_verdict(r#"{"met": false, "reason": "too short"}"#),
-            Some(CheckResult::unmet("too short"))
+            Some(CriterionResult::unmet("too short"))
         );
         assert_eq!(
             read_verdict("It is fine.\n```json\n{\"met\": true}\n```\nThat is, {\"met\": true}."),
-            Some(CheckResult::MET)
+            Some(CriterionResult::MET)
         );
         for text in [
             r#"{"met": "yes"}"#,
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    fn of(status: &str, report: &TestReport, pass_regex: Option<&str>) -> CheckResult {
+    fn of(status: &str, report: &TestReport, pass_regex: Option<&str>) -> CriterionResult {
         let command = CommandCheck {
             run: "make test".into(),
             pass_regex: pass_regex.map(str::to_owned),
@@ -214,17 +214,17 @@ mod tests {
 
     #[test]
     fn a_report_decides_whatever_the_exit_code_is_and_a_regular_expression_must_match_too() {
-        let counted = |passed, ran, result| CheckResult {
+        let counted = |passed, ran, result| CriterionResult {
             tests: Some(TestCounts { passed, ran }),
             ..result
         };
-        let met = counted(1, 1, CheckResult::MET);
+        let met = counted(1, 1, CriterionResult::MET);
         assert_eq!(of("exit code 1", &tests(1, 0, &[]), None), met);
         assert_eq!(of("exit code 0", &tests(1, 0, &[]), Some("^the")), met);
         let not_matched = of("exit code 0", &tests(1, 0, &[]), Some("passed"));
         assert_eq!(
             not_matched,
-            counted(1, 1, CheckResult::unmet("exit code 0\nthe output"))
+            counted(1, 1, CriterionResult::unmet("exit code 0\nthe output"))
         );
         let failed = of("exit code 0", &tests(4, 3, &["a.B.one", "two"]), Some("^the"));
         assert_eq!(
@@ -232,12 +232,12 @@ mod tests {
             counted(
                 4,
                 7,
-                CheckResult::unmet("exit code 0; 3 of 7 tests failed: a.B.one, two and 1 more\nthe output")
+                CriterionResult::unmet("exit code 0; 3 of 7 tests failed: a.B.one, two and 1 more\nthe output")
             )
         );
         assert_eq!(
             of("exit code 0", &tests(0, 0, &[]), None),
-            CheckResult::unmet("exit code 0; no test ran, 0 were skipped\nthe output")
+            CriterionResult::unmet("exit code 0; no test ran, 0 were skipped\nthe output")
         );
     }
 
@@ -249,7 +249,7 @@ mod tests {
         };
         assert_eq!(
             of("exit code 0", &stale, None),
-            CheckResult::unknown("exit code 0; no JUnit report: it is old\nthe output")
+            CriterionResult::unknown("exit code 0; no JUnit report: it is old\nthe output")
         );
         let command = CommandCheck {
             run: "make test".into(),

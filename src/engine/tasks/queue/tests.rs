@@ -4,7 +4,7 @@ use pretty_assertions::assert_eq;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use super::super::served::MOST_SERVED;
+use super::super::served::MAX_SERVED;
 use super::*;
 
 /// A queue with what was served before.
@@ -55,7 +55,7 @@ fn task(id: usize, bytes: usize) -> TaskOffer {
 fn a_queue_has_room_up_to_its_number_and_again_when_a_task_leaves() {
     let mut served = ServedOrigins::default();
     let mut queue = TaskQueue::default();
-    for id in 0..MOST_WAITING {
+    for id in 0..MAX_WAITING {
         assert!(queue.has_room(), "{id}");
         queue.push(task(id, 1), &served);
     }
@@ -67,7 +67,7 @@ fn a_queue_has_room_up_to_its_number_and_again_when_a_task_leaves() {
 #[test]
 fn a_queue_has_room_up_to_its_bytes_and_again_when_a_task_leaves() {
     let mut served = ServedOrigins::default();
-    let mut queue = TaskQueue::restored(vec![task(0, MOST_WAITING_BYTES - 1)], &served);
+    let mut queue = TaskQueue::restored(vec![task(0, MAX_WAITING_BYTES - 1)], &served);
     assert!(queue.has_room());
     queue.push(task(1, 1), &served);
     assert!(!queue.has_room());
@@ -80,8 +80,8 @@ fn user(name: &str) -> TaskOrigin {
 }
 
 #[rstest]
-#[case::by_number(MOST_WAITING, 0)]
-#[case::by_bytes(1, MOST_WAITING_BYTES)]
+#[case::by_number(MAX_WAITING, 0)]
+#[case::by_bytes(1, MAX_WAITING_BYTES)]
 fn in_a_full_queue_an_origin_without_a_task_has_room_for_one(#[case] tasks: usize, #[case] bytes: usize) {
     let mut served = ServedOrigins::default();
     let mut queue = TaskQueue::default();
@@ -104,7 +104,7 @@ fn in_a_full_queue_an_origin_without_a_task_has_room_for_one(#[case] tasks: usiz
 fn at_most_64_origins_have_a_task_beyond_a_full_queue() {
     let mut served = ServedOrigins::default();
     let mut queue = TaskQueue::default();
-    for id in 0..MOST_WAITING {
+    for id in 0..MAX_WAITING {
         queue.push(task(id, 0), &served);
     }
     for number in 0..64 {
@@ -122,7 +122,7 @@ fn at_most_64_origins_have_a_task_beyond_a_full_queue() {
 fn the_tasks_beyond_a_full_queue_have_at_most_the_bytes_of_64_of_the_largest_prompts() {
     const LARGEST: usize = 64 * 1024;
     let served = ServedOrigins::default();
-    let mut queue = TaskQueue::restored(vec![task(0, MOST_WAITING_BYTES + 63 * LARGEST)], &served);
+    let mut queue = TaskQueue::restored(vec![task(0, MAX_WAITING_BYTES + 63 * LARGEST)], &served);
     queue.push(task(1, LARGEST - 1), &served);
     assert!(queue.has_room_for(&user("a")));
     queue.push(task(2, 1), &served);
@@ -178,8 +178,8 @@ fn without_a_task_an_origin_keeps_its_place() {
 
 /// The user `old` was served, then `others` other users.
 #[rstest]
-#[case::as_many_as_are_kept(MOST_SERVED - 1, ["new1", "old2", "old3"])]
-#[case::one_more(MOST_SERVED, ["old2", "new1", "old3"])]
+#[case::as_many_as_are_kept(MAX_SERVED - 1, ["new1", "old2", "old3"])]
+#[case::one_more(MAX_SERVED, ["old2", "new1", "old3"])]
 fn an_origin_that_is_no_longer_kept_counts_as_never_served(#[case] others: usize, #[case] order: [&str; 3]) {
     let mut queue = ServedQueue::default();
     queue.arrives("old", 1);
@@ -193,9 +193,9 @@ fn an_origin_that_is_no_longer_kept_counts_as_never_served(#[case] others: usize
 }
 
 #[rstest]
-#[case::as_many_as_are_kept(MOST_SERVED - 1)]
-#[case::one_more(MOST_SERVED)]
-#[case::many_more(3 * MOST_SERVED)]
+#[case::as_many_as_are_kept(MAX_SERVED - 1)]
+#[case::one_more(MAX_SERVED)]
+#[case::many_more(3 * MAX_SERVED)]
 fn no_number_of_other_origins_keeps_one_from_its_turn(#[case] others: usize) {
     let mut queue = ServedQueue::default();
     queue.arrives("old", 1);
@@ -215,12 +215,12 @@ fn newcomers_without_end_keep_no_origin_from_its_turn() {
     queue.arrives("old", 1);
     queue.arrives("old", 2);
     queue.starts();
-    let started = (0..2 * MOST_SERVED).map(|number| {
+    let started = (0..2 * MAX_SERVED).map(|number| {
         queue.arrives(&format!("new-{number}-"), 1);
         queue.starts().unwrap()
     });
     let place = started.into_iter().position(|id| id == "old2");
-    assert_eq!(place, Some(MOST_SERVED));
+    assert_eq!(place, Some(MAX_SERVED));
 }
 
 #[test]
@@ -249,7 +249,7 @@ impl SimpleQueue {
         let (user, number) = self.waiting.remove(next);
         self.served.retain(|served| *served != user);
         self.served.push(user);
-        let surplus = self.served.len().saturating_sub(MOST_SERVED);
+        let surplus = self.served.len().saturating_sub(MAX_SERVED);
         self.served.drain(..surplus);
         Some((user, number))
     }
@@ -259,7 +259,7 @@ proptest! {
     /// With few and with more origins than are kept; a restart at any time changes nothing.
     #[test]
     fn the_order_is_that_of_the_rule(
-        users in prop::sample::select(vec![3_usize, MOST_SERVED + 10]),
+        users in prop::sample::select(vec![3_usize, MAX_SERVED + 10]),
         steps in prop::collection::vec((0..5_u8, any::<prop::sample::Index>()), 1..400),
     ) {
         let (mut queue, mut simple) = (ServedQueue::default(), SimpleQueue::default());

@@ -47,7 +47,7 @@ struct Gateway {
     statements: Vec<LeaseStatement>,
 }
 
-struct World {
+struct OrderHarness {
     account: Account,
     stored: LedgerRecord,
     late: Option<LedgerRecord>,
@@ -59,7 +59,7 @@ struct World {
     lost: i64,
 }
 
-impl World {
+impl OrderHarness {
     fn who(&self, gateway: usize) -> LeaseHolder {
         LeaseHolder {
             record: format!("{gateway}-{}", self.gateways[gateway].made),
@@ -229,7 +229,7 @@ proptest! {
         ],
         events in proptest::collection::vec(any_event(), 1..80),
     ) {
-        let mut world = World {
+        let mut harness = OrderHarness {
             account: new(terms(limit(1_000), rule)),
             stored: LedgerRecord::default(),
             late: None,
@@ -239,10 +239,10 @@ proptest! {
             lost: 0,
         };
         for event in &events {
-            world.event(event);
-            world.check();
+            harness.event(event);
+            harness.check();
         }
-        world.quiet();
-        world.check();
+        harness.quiet();
+        harness.check();
     }
 }

@@ -313,7 +313,7 @@ async fn a_stream_without_changes_has_a_comment_in_time() {
 async fn readers_over_the_bound_are_refused_and_there_is_room_again_when_one_ends() {
     let server = served(LIMITS);
     let mut readers = Vec::new();
-    for _ in 0..MOST_READERS {
+    for _ in 0..MAX_READERS {
         let mut stream = server.stream().await;
         until(&mut stream, "events/n/b").await;
         readers.push(stream);
@@ -345,7 +345,7 @@ async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
         ..LIMITS
     });
     let mut slow = Vec::new();
-    for _ in 1..MOST_READERS {
+    for _ in 1..MAX_READERS {
         slow.push(server.stream().await);
     }
     let mut quick = server.stream().await;
@@ -354,7 +354,7 @@ async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
     let name = "x".repeat(16 * BUFFER as usize);
     show(&server.content, &[&name], 1001);
     until(&mut quick, ">1001<").await;
-    assert_eq!(server.content.receiver_count(), MOST_READERS, "they are given time");
+    assert_eq!(server.content.receiver_count(), MAX_READERS, "they are given time");
     let deadline = Instant::now() + SOON;
     while server.content.receiver_count() > 1 {
         assert!(Instant::now() < deadline, "never dropped");

@@ -80,7 +80,7 @@ proptest! {
     fn no_bytes_make_it_keep_more_than_an_event(bytes in proptest::collection::vec(any::<u8>(), 0..5_000)) {
         let mut parser = SseParser::new(20, None);
         parser.push(&bytes);
-        prop_assert!(parser.line.len() <= MOST_ID + NAME_ROOM + 1);
+        prop_assert!(parser.line.len() <= MAX_ID + NAME_ROOM + 1);
         prop_assert!(parser.data.is_none_or(|data| data.len() <= 21));
     }
 }

@@ -18,7 +18,7 @@ use crate::source::{SourceArrival, SourceCondition};
 
 const SOON: Duration = Duration::from_secs(20);
 const LOOPBACK: &str = "127.0.0.0/8";
-const MOST: usize = 20;
+const MAX_MESSAGE_BYTES: usize = 20;
 
 fn listener(url: &str, idle: Duration) -> WebSocketListener {
     // Fails if another test installed a provider first, which is fine.
@@ -29,7 +29,7 @@ fn listener(url: &str, idle: Duration) -> WebSocketListener {
             headers_dir: None,
             tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec![LOOPBACK.parse().unwrap()], vec![])),
-            most_bytes: MOST,
+            most_bytes: MAX_MESSAGE_BYTES,
         },
         subscribe: None,
         idle,
@@ -136,7 +136,7 @@ async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_wi
         Message::Frame(Frame::message(text.as_bytes().to_vec(), OpCode::Data(code), is_last))
     };
     let too_long = [
-        vec![Message::text("x".repeat(MOST + 1))],
+        vec![Message::text("x".repeat(MAX_MESSAGE_BYTES + 1))],
         vec![
             fragment("0123456789", Data::Text, false),
             fragment("01234567890", Data::Continue, true),
@@ -145,15 +145,15 @@ async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_wi
     for messages in too_long {
         let mut running = Running::new(SOON, |_| {}).await;
         let mut socket = running.connection().await;
-        socket.send(Message::text("x".repeat(MOST))).await.unwrap();
+        socket.send(Message::text("x".repeat(MAX_MESSAGE_BYTES))).await.unwrap();
         socket.send(fragment("0123456789", Data::Text, false)).await.unwrap();
         socket.send(fragment("0123456789", Data::Continue, true)).await.unwrap();
-        assert_eq!(running.next(ArrivalOutcome::OnDisk).await.len(), MOST);
+        assert_eq!(running.next(ArrivalOutcome::OnDisk).await.len(), MAX_MESSAGE_BYTES);
         assert_eq!(running.next(ArrivalOutcome::OnDisk).await, b"01234567890123456789");
         for message in messages {
             socket.send(message).await.unwrap();
         }
-        assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
+        assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MAX_MESSAGE_BYTES + 1);
         let expected = "a message is longer than 20 bytes (spec.limits.maxPayloadBytes) and was dropped";
         assert_eq!(running.failure().await, expected);
         let mut socket = running.connection().await;
@@ -170,7 +170,7 @@ async fn a_huge_message_is_refused_by_its_head_alone() {
     // The header of a text message of 2^62 bytes, without the text.
     let head = [&[0x81, 127][..], &(1_u64 << 62).to_be_bytes()].concat();
     socket.get_mut().write_all(&head).await.unwrap();
-    assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MOST + 1);
+    assert_eq!(running.next(ArrivalOutcome::Dropped).await.len(), MAX_MESSAGE_BYTES + 1);
 }
 
 #[tokio::test]

@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use self::signature::{SignatureError, SignatureRule};
 use self::slots::{PeerSlot, PeerSlots, SlotError};
 use super::{ArrivalOutcome, SourceCursor, SourceFeed, SourceMessage};
-use crate::rules::MOST_DEPTH;
+use crate::rules::MAX_DEPTH;
 
 /// Longest time for a request's head, for its body, and for its storage.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -196,7 +196,7 @@ async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> R
         .unwrap_or(ArrivalOutcome::NotNow);
     match taken {
         ArrivalOutcome::TooDeep => {
-            let why = format!("the body has more than {MOST_DEPTH} levels of nesting");
+            let why = format!("the body has more than {MAX_DEPTH} levels of nesting");
             Err(WebhookRefusal::For(StatusCode::BAD_REQUEST, why))
         }
         ArrivalOutcome::Replayed => {

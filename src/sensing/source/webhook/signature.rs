@@ -13,11 +13,11 @@ use agentloop_api::source::SignatureScheme;
 /// How far a sender's clock may be off; anything signed earlier is a replay.
 pub const WINDOW: Duration = Duration::from_mins(5);
 /// Shortest key for Standard Webhooks: a shorter one can be guessed, and a bare `whsec_` would be an empty key.
-pub const LEAST_KEY_BYTES: usize = 16;
+pub const MIN_KEY_BYTES: usize = 16;
 /// Most signatures of one request that are checked: a sender that rotates its key sends two.
-const MOST_SIGNATURES: usize = 8;
+const MAX_SIGNATURES: usize = 8;
 /// Longest id that is kept; deliveries with a longer one are identified by their text.
-const MOST_ID: usize = 256;
+const MAX_ID: usize = 256;
 
 const GITHUB_SIGNATURE: &str = "x-hub-signature-256";
 const GITHUB_ID: &str = "x-github-delivery";
@@ -58,7 +58,7 @@ pub fn unusable(scheme: SignatureScheme, secret: &[u8]) -> Option<String> {
         SignatureScheme::GitHub => secret.is_empty().then(|| "is empty: set it to the webhook's secret".to_owned()),
         SignatureScheme::StandardWebhooks => standard_keys(secret).is_empty().then(|| {
             format!(
-                "is not a Standard Webhooks key: it must be whsec_ and base64, or raw bytes, of at least {LEAST_KEY_BYTES} \
+                "is not a Standard Webhooks key: it must be whsec_ and base64, or raw bytes, of at least {MIN_KEY_BYTES} \
                  bytes"
             )
         }),
@@ -156,7 +156,7 @@ impl SignatureRule {
                 Some(id)
             }
         };
-        Ok(id.filter(|id| (1..=MOST_ID).contains(&id.len())).map(str::to_owned))
+        Ok(id.filter(|id| (1..=MAX_ID).contains(&id.len())).map(str::to_owned))
     }
 }
 
@@ -180,7 +180,7 @@ fn standard(secret: &[u8], signed: &SignedHeaders<'_>, body: &[u8], now: Timesta
     let mut tags = signed
         .signatures
         .split(' ')
-        .take(MOST_SIGNATURES)
+        .take(MAX_SIGNATURES)
         .filter_map(|signature| STANDARD.decode(signature.strip_prefix("v1,")?).ok());
     if !tags.any(|tag| keys.iter().any(|key| hmac::verify(key, &text, &tag).is_ok())) {
         return Err(SignatureError::Wrong);
@@ -203,7 +203,7 @@ fn standard_keys(secret: &[u8]) -> Vec<Vec<u8>> {
     };
     let decoded = STANDARD.decode(encoded).ok();
     let keys = raw.into_iter().chain(decoded);
-    keys.filter(|key| key.len() >= LEAST_KEY_BYTES).collect()
+    keys.filter(|key| key.len() >= MIN_KEY_BYTES).collect()
 }
 
 fn hex(digits: &str) -> Option<Vec<u8>> {

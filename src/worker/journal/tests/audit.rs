@@ -12,7 +12,7 @@ use crate::engine::settings::EngineSettings;
 use crate::engine::tool::{
     DeclaredDefinition, DefinitionParts, ResultArtifacts, ToolOutcome, ToolSpec, UnknownOutcomePolicy,
 };
-use crate::engine::{EngineEffect, EngineInput, GateAnswer, KnownTotals};
+use crate::engine::{EngineEffect, EngineGateAnswer, EngineInput, KnownTotals};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
 use crate::worker::journaled_engine::JournaledEngine;
@@ -150,7 +150,7 @@ impl<'a> Life<'a> {
     fn decide(&mut self, gate: &str, approved: bool, by: &str) {
         let gates = self.steps.view().gates;
         let open = gates.into_iter().find(|open| open.gate.id == gate).expect("a gate");
-        self.feed(EngineInput::GateAnswered(GateAnswer {
+        self.feed(EngineInput::GateAnswered(EngineGateAnswer {
             gate: gate.into(),
             arguments: open.arguments,
             approved,

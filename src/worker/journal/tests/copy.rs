@@ -70,9 +70,9 @@ fn a_torn_end_of_the_log_is_not_in_the_copy() {
 }
 
 /// A writer that runs an action at the first byte.
-struct Meanwhile<F>(Option<F>, Vec<u8>);
+struct ActOnFirstWrite<F>(Option<F>, Vec<u8>);
 
-impl<F: FnOnce()> Write for Meanwhile<F> {
+impl<F: FnOnce()> Write for ActOnFirstWrite<F> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if let Some(what) = self.0.take() {
             what();
@@ -90,11 +90,11 @@ fn a_commit_meanwhile_is_not_in_the_copy_and_one_that_changes_the_database_makes
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
-    let mut to = Meanwhile(Some(|| turn(&mut journal, 2)), Vec::new());
+    let mut to = ActOnFirstWrite(Some(|| turn(&mut journal, 2)), Vec::new());
     copy(dir.path(), &mut to).unwrap();
     assert_eq!(read(&to.1), (1, 1));
     journal.checkpoint_every(1);
-    let mut to = Meanwhile(Some(|| turn(&mut journal, 3)), Vec::new());
+    let mut to = ActOnFirstWrite(Some(|| turn(&mut journal, 3)), Vec::new());
     let error = copy(dir.path(), &mut to).unwrap_err();
     assert!(error.to_string().contains("run the command again"), "{error}");
     assert_eq!(read(&copied(dir.path())), (3, 3));

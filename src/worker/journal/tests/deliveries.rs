@@ -1,6 +1,6 @@
 //! Tests of the records of Sensors.
 
-use super::super::sensor_records::MOST_SENSORS;
+use super::super::sensor_records::MAX_SENSORS;
 use super::*;
 use crate::sensing::watch::{FileFingerprint, FileStat};
 
@@ -53,7 +53,7 @@ fn what_is_remembered_of_a_sensor_is_the_newest_and_comes_back() {
 fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let most = MOST_SENSORS;
+    let most = MAX_SENSORS;
     for number in 0..most {
         keep(&mut journal, number, &[], &kept(&format!("{number:04}"), 1));
     }
@@ -138,7 +138,7 @@ fn files_of_a_sensor_come_back_as_they_were_told_last_and_go_with_it() {
     ];
     assert_eq!(restored.kept, expected);
     journal.claim(&owner(2)).unwrap();
-    for number in 0..MOST_SENSORS {
+    for number in 0..MAX_SENSORS {
         keep(&mut journal, 4 + number, &[], &kept(&format!("{number:04}"), 1));
     }
     assert_eq!(count(&journal, "SELECT count(*) FROM watched_files"), 0);

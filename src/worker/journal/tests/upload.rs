@@ -7,7 +7,7 @@ use super::history::{answered, call, plain, result, run, says};
 use super::*;
 use crate::api::status::GateKind;
 use crate::engine::CallPurpose;
-use crate::link::history::{HistoryAck, HistoryBatch, MOST_HISTORY_ROWS, SentChanges};
+use crate::link::history::{HistoryAck, HistoryBatch, MAX_HISTORY_ROWS, SentChanges};
 
 fn next(journal: &mut Journal) -> Option<(HistoryBatch, bool)> {
     let next = journal.history_batch().unwrap();
@@ -154,15 +154,15 @@ fn an_execution_after_which_a_person_was_asked_says_why_and_whether_it_was_appro
 fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let most = i64::try_from(MOST_HISTORY_ROWS).unwrap();
+    let most = i64::try_from(MAX_HISTORY_ROWS).unwrap();
     for number in 1..most {
         write(&mut journal, &[plain(RecordKind::TurnStarted, number, "")]);
     }
     let (batch, has_more) = next(&mut journal).unwrap();
-    assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS - 1, false));
+    assert_eq!((batch.rows(), has_more), (MAX_HISTORY_ROWS - 1, false));
     turn(&mut journal, most);
     let (batch, has_more) = next(&mut journal).unwrap();
-    assert_eq!((batch.rows(), has_more), (MOST_HISTORY_ROWS, true));
+    assert_eq!((batch.rows(), has_more), (MAX_HISTORY_ROWS, true));
     assert_eq!(batch.audit.len(), 1);
     acknowledge(&mut journal, batch.last);
     let rest = last(&mut journal);

@@ -74,7 +74,7 @@ impl Worker {
     }
 
     fn keep(&mut self, happened: &SensorTransition) -> Option<EngineInput> {
-        let kept = happened.kept();
+        let kept = happened.record();
         self.journal.insert(kept.sensor.clone(), kept);
         happened.input().cloned()
     }
