@@ -163,18 +163,24 @@ fn the_question_for_the_confidence_has_the_progress_and_says_how_it_was_measured
     estimated.next_timer();
     estimated.answer(says("Nearly."));
     for (driver, line) in [
-        (asked(|_| {}, says("Not yet."), None), "Progress: not known yet."),
-        (estimated, "Progress: 30 % (the estimate of the last confidence check)."),
         (
-            asked(|_| {}, finish("no"), None),
+            Box::new(asked(|_| {}, says("Not yet."), None)),
+            "Progress: not known yet.",
+        ),
+        (
+            Box::new(estimated),
+            "Progress: 30 % (the estimate of the last confidence check).",
+        ),
+        (
+            Box::new(asked(|_| {}, finish("no"), None)),
             "Progress: 0 % (of the criteria, those that were met).",
         ),
         (
-            asked(artifact, says("Written."), Some(&found)),
+            Box::new(asked(artifact, says("Written."), Some(&found))),
             "Progress: 99 % (of the declared artifacts, those that existed).",
         ),
         (
-            asked(tests_and_text, says("Written."), Some(&tests)),
+            Box::new(asked(tests_and_text, says("Written."), Some(&tests))),
             "Progress: 66 % (of the tests that ran, those that passed).",
         ),
     ] {
