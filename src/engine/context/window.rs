@@ -84,6 +84,10 @@ impl Engine {
                     self.state.call.summarize(compaction);
                     return true;
                 }
+                // What the digest quotes is the last to leave: without it a turn may still fit.
+                ShrinkStep::TooLarge { .. } if !self.turn_rules().own_session && self.state.digest.has_quotes() => {
+                    self.state.digest.drop_quotes();
+                }
                 ShrinkStep::TooLarge { needed, room } => {
                     let is_request = !self.turn_rules().is_of_mode;
                     let shorten = if is_request { "the request" } else { "the instructions" };
