@@ -341,7 +341,8 @@ async fn readers_over_the_bound_are_refused_and_there_is_room_again_when_one_end
 #[tokio::test]
 async fn a_reader_that_does_not_read_is_dropped_and_holds_up_no_other() {
     let server = served(HttpLimits {
-        unread: Duration::from_secs(2),
+        // Long enough for all of them to be served on a slow machine.
+        unread: Duration::from_secs(5),
         ..LIMITS
     });
     let mut slow = Vec::new();
