@@ -277,6 +277,9 @@ impl Engine {
             self.state.next_turn = Some(out.now);
             self.state.briefing.set_cause(CauseKind::Loop, prompt::STARTS);
         }
+        if !same_pod {
+            self.state.requests.pod_changed();
+        }
         self.ask_mode(out.now, |mode, context| {
             mode.started(restarted, context);
             if !same_pod {

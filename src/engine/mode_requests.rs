@@ -49,7 +49,7 @@ pub struct ModeRequests {
     /// next attempt.
     lets_request_in: bool,
     run: Option<RequestedRun>,
-    /// How often in a row the tool of the present check could not be reached.
+    /// How often in a row a tool could not be reached in the check of this turn, whatever its criterion.
     check_failures: u32,
     /// When the next try may be made.
     check_at: Option<Timestamp>,
@@ -101,6 +101,25 @@ impl ModeRequests {
     /// A request is answered: the next attempt at the question comes before another one.
     pub fn request_begins(&mut self) {
         self.lets_request_in = false;
+    }
+
+    /// Another turn of the mode begins: its check has all of its retries.
+    pub fn own_turn_begins(&mut self) {
+        self.check_failures = 0;
+    }
+
+    /// A wait for the tool of a check is over. Its failures still count: a check of several criteria, or one that a request
+    /// makes start over, waits no longer than one of a single criterion.
+    fn end_check_wait(&mut self) {
+        if self.check_at.take().is_some() {
+            self.lets_request_in = false;
+        }
+    }
+
+    /// The loop runs in another pod, with another toolbox.
+    pub fn pod_changed(&mut self) {
+        self.end_check_wait();
+        self.check_failures = 0;
     }
 
     pub fn open_gate(&self) -> Option<&RunGate> {
@@ -169,14 +188,6 @@ impl Engine {
         requests.check_at = Some(time_math::after(now, wait));
         requests.lets_request_in = true;
         true
-    }
-
-    /// The check has its end.
-    fn end_check_retries(&mut self) {
-        let requests = &mut self.state.requests;
-        if std::mem::take(&mut requests.check_failures) > 0 {
-            (requests.check_at, requests.lets_request_in) = (None, false);
-        }
     }
 
     /// Sends the question of the mode, unless a limit holds it.
@@ -300,7 +311,7 @@ impl Engine {
                 Ok(run) => self.state.requests.run = Some(run),
                 Err(UnplannedCheck { why, is_silent }) => {
                     if !is_silent || !self.retry_check(out.now) {
-                        self.end_check_retries();
+                        self.state.requests.end_check_wait();
                         self.ask_mode(out.now, |mode, context| mode.checked(CheckEnd::NotRun(&why), context));
                     }
                     out.record(journal_line(RecordKind::QuestionFailed, self.turn_number(), "not run"));
@@ -380,10 +391,12 @@ impl Engine {
             self.state.requests.untrusted = Some(server_source(&plan.tool));
         }
         self.state.counters.idle.skip(out.now);
-        if kind == OutcomeKind::Unavailable && self.retry_check(out.now) {
+        if kind != OutcomeKind::Unavailable {
+            self.state.requests.check_failures = 0;
+        } else if self.retry_check(out.now) {
             return;
         }
-        self.end_check_retries();
+        self.state.requests.end_check_wait();
         self.ask_mode(out.now, |mode, context| mode.checked(end, context));
         self.end_after_check(out);
     }

@@ -257,7 +257,11 @@ impl<'a> LoopDriver<'a> {
         // The pod that has fenced this one delivers them.
         let is_fenced = self.stop.is_none() && self.steps.view().outcome.is_none();
         if !is_fenced && self.stop != Some(StopCause::Fenced) {
-            self.responses.finish(&mut self.steps).await?;
+            // What comes after it, in this process and in the gateway, has the rest of the pod's grace period.
+            let now = ClockReading::now();
+            let left = |from| self.drain.saturating_sub(now.since(from));
+            let left = self.drain_from.map_or(Duration::MAX, left);
+            self.responses.finish(left, &mut self.steps).await?;
         }
         self.readings.finish(&mut self.steps).await?;
         self.history.finish(&mut self.steps).await;

@@ -19,10 +19,12 @@ use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_mins(5);
-/// Refusals after which a response is given up, and how long they must continue: those in a row that say that the response is wrong,
-/// and all answers other than success. Otherwise one response could hold the others back for ever.
+/// Refusals in a row that say that the response is wrong, and how long they must continue, until it is given up.
 const MAX_REFUSALS: u32 = 5;
 const MAX_REFUSAL: Duration = Duration::from_mins(10);
+/// The same for all answers other than success: otherwise one response could hold the others back for ever. So many that a
+/// receiver that was unreachable for a day does not lose a response by the first answer of its return.
+const MAX_FAILURES: u32 = 100;
 const MAX_FAILURE: Duration = Duration::from_hours(24);
 /// How long the end of the loop waits for the responses that are left.
 const LAST_RESPONSES: Duration = Duration::from_secs(5);
@@ -96,9 +98,10 @@ impl ResponseDelivery {
         Ok(())
     }
 
-    /// Sends the responses that are left, for at most [`LAST_RESPONSES`]. The rest stays in the journal for the next start.
-    pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
-        let deadline = Instant::now() + LAST_RESPONSES;
+    /// Sends the responses that are left, for at most [`LAST_RESPONSES`] and no longer than `left`. The rest stays in the
+    /// journal for the next start.
+    pub async fn finish(&mut self, left: Duration, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
+        let deadline = Instant::now() + LAST_RESPONSES.min(left);
         while self.sending.is_some() {
             let Ok(seq) = timeout_at(deadline, self.next()).await else {
                 break;
@@ -138,8 +141,9 @@ impl ResponseRefusals {
         self.definite = refuses_for_good(status).then(|| counted(self.definite));
         let all = counted(self.all);
         self.all = Some(all);
-        let is_over = |(count, since): (u32, Instant), longest| count >= MAX_REFUSALS && now - since >= longest;
-        self.definite.is_some_and(|definite| is_over(definite, MAX_REFUSAL)) || is_over(all, MAX_FAILURE)
+        let is_over = |(count, since): (u32, Instant), most, longest| count >= most && now - since >= longest;
+        let is_wrong = |definite| is_over(definite, MAX_REFUSALS, MAX_REFUSAL);
+        self.definite.is_some_and(is_wrong) || is_over(all, MAX_FAILURES, MAX_FAILURE)
     }
 
     /// The receiver did not answer.
@@ -247,25 +251,26 @@ mod tests {
     fn a_response_that_is_wrong_is_given_up_after_ten_minutes_and_any_other_refused_one_after_a_day() {
         let start = Instant::now();
         let minutes = |count: u64| start + Duration::from_mins(count);
-        let refused = |status: u16, last: Instant| {
+        let refused = |status: u16, most: u32, last: Instant| {
             let mut refusals = ResponseRefusals::default();
-            for attempt in 0..4 {
-                assert!(!refusals.ends_with(status, minutes(attempt)));
+            for _ in 1..most {
+                assert!(!refusals.ends_with(status, start));
             }
             refusals.ends_with(status, last)
         };
         let almost = Duration::from_millis(1);
-        for (status, longest) in [(422, MAX_REFUSAL), (500, MAX_FAILURE), (404, MAX_FAILURE)] {
-            assert!(!refused(status, start + longest.saturating_sub(almost)), "{status}");
-            assert!(refused(status, start + longest), "{status}");
+        for (status, most, longest) in [
+            (422, MAX_REFUSALS, MAX_REFUSAL),
+            (500, MAX_FAILURES, MAX_FAILURE),
+            (404, MAX_FAILURES, MAX_FAILURE),
+        ] {
+            assert!(
+                !refused(status, most, start + longest.saturating_sub(almost)),
+                "{status}"
+            );
+            assert!(!refused(status, most - 1, start + longest), "{status}");
+            assert!(refused(status, most, start + longest), "{status}");
         }
-        // Too few.
-        let mut refusals = ResponseRefusals::default();
-        for attempt in 0..3 {
-            assert!(!refusals.ends_with(503, minutes(attempt)));
-        }
-        assert!(!refusals.ends_with(503, start + MAX_FAILURE));
-        assert!(refusals.ends_with(503, start + MAX_FAILURE));
         // Another answer, or none, ends the row of those that say that it is wrong, and not the day.
         let mut refusals = ResponseRefusals::default();
         for attempt in 0..4 {
@@ -273,6 +278,9 @@ mod tests {
         }
         refusals.unanswered();
         assert!(!refusals.ends_with(422, start + MAX_REFUSAL));
+        for _ in 5..MAX_FAILURES - 1 {
+            assert!(!refusals.ends_with(503, start));
+        }
         refusals.unanswered();
         assert!(refusals.ends_with(422, start + MAX_FAILURE));
     }

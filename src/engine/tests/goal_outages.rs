@@ -99,12 +99,36 @@ fn one_request_is_answered_in_each_wait_and_the_check_starts_over() {
     assert_eq!(ended(&driver).1, Some(GoalEnd::CriteriaMet));
 }
 
+/// Each has five retries of its own only if nothing failed before: 16 criteria would wait for two hours.
 #[test]
-fn a_restart_keeps_the_wait() {
+fn criteria_of_one_check_share_its_retries_and_a_request_gives_it_no_more() {
+    let mut driver = Driver::with_goal(goal(|goal| {
+        goal.criteria = vec![
+            criterion("tests", command("cargo test", None)),
+            criterion("lints", command("cargo clippy", None)),
+        ];
+    }));
+    driver.answer(says("The code is written."));
+    fail(&mut driver, MAX_CHECK_RETRIES);
+    driver.ask("a");
+    fail(&mut driver, 1);
+    assert_eq!(driver.running().len(), 1, "the other criterion is checked at once");
+    let begun = driver.now;
+    fail(&mut driver, 1);
+    assert_eq!((driver.now, driver.goal_view().steps), (begun, 1));
+}
+
+#[test]
+fn a_restart_keeps_the_wait_and_another_pod_begins_with_all_retries() {
     let mut driver = checked();
     fail(&mut driver, 1);
     driver.restart(1);
     assert_eq!(driver.running(), Vec::<u32>::new());
     driver.pass(seconds(15));
     assert_eq!(driver.running().len(), 1);
+    fail(&mut driver, MAX_CHECK_RETRIES - 1);
+    driver.restart(2);
+    assert_eq!(driver.running().len(), 1, "its toolbox is another one");
+    fail(&mut driver, MAX_CHECK_RETRIES);
+    assert_eq!(driver.goal_view().steps, 0);
 }

@@ -51,6 +51,7 @@ impl Engine {
         };
         let text = if let Some(kind) = kind.of_mode() {
             self.state.tasks.own_turn_begins();
+            self.state.requests.own_turn_begins();
             self.ask_mode(out.now, |mode, context| mode.begin_turn(kind, &opening, context))
         } else {
             self.state.requests.request_begins();

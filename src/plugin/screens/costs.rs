@@ -158,13 +158,20 @@ fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration,
             ..CostRow::default()
         };
         let unused = PeriodUsage { is_certain: false, row };
-        return draws_on(agent, budget).then_some(unused);
+        return (draws_on(agent, budget) && was_idle(agent, asked)).then_some(unused);
     };
     let mut later = share.buckets.iter().filter(|bucket| bucket.start >= asked);
     Some(PeriodUsage {
         is_certain: later.any(|bucket| !bucket.amount.is_zero()),
         row: summed(&share.buckets, asked, begun(budget)?),
     })
+}
+
+/// Whether an Agent began no turn since a time. One that did may have drawn on this budget only later.
+fn was_idle(agent: &Agent, since: Timestamp) -> bool {
+    let state = agent.status.as_ref().and_then(|status| status.r#loop.as_ref());
+    let last = state.and_then(|state| state.last_turn_time.as_ref());
+    last.is_none_or(|last| last.0 < since)
 }
 
 /// Whether an Agent draws on a budget: its status says so, or both are in one namespace and the specs do.

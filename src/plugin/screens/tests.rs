@@ -231,9 +231,16 @@ fn an_agent_that_was_idle_used_nothing_of_a_budget_that_selects_it() {
     };
     let zero = Some((0, "2026-11-22T13:00:00Z".to_owned()));
     let (none, listed) = (json!({}), |name: &str| json!({"budgets": [{"name": name}]}));
+    let worked = |at: &str| {
+        let state = json!({"state": "Sleeping", "turn": 1, "turns": 1, "lastTurnTime": at, "consecutiveErrors": 0});
+        json!({"budgets": [{"name": "team"}], "loop": state})
+    };
     for (spec, namespace, status, expected) in [
         (json!({}), "team-a", &none, None),
         (json!({}), "team-a", &listed("team"), zero.clone()),
+        // It drew on another budget, or on none.
+        (json!({}), "team-a", &worked("2026-11-22T13:00:00Z"), None),
+        (json!({}), "team-a", &worked("2026-11-22T12:59:59Z"), zero.clone()),
         (json!({"refs": [{"name": "team"}]}), "team-a", &none, zero.clone()),
         (
             json!({"selector": {"matchLabels": {"team": "a"}}}),
