@@ -1,7 +1,7 @@
 //! The route for clients that answers a gate.
 //!
 //! Owns the HTTP side only: body and status codes. Authorization and the record of the answer are up to
-//! [`LinkHandler::answer`](super::server::LinkHandler::answer).
+//! [`LinkHandler::answer`].
 
 use axum::Json;
 use axum::extract::{Path, Request, State};

@@ -1,7 +1,7 @@
 //! The route for clients: an Agent's events as server-sent events.
 //!
 //! Owns the HTTP side only: the cursor, the format of events, status codes. Authorization is up to
-//! [`LinkHandler::read`](super::server::LinkHandler::read).
+//! [`LinkHandler::read`].
 
 use axum::Json;
 use axum::extract::{Path, Query, State};

@@ -1,7 +1,7 @@
 //! The routes of tasks that users request: for clients, and for the acknowledgements of pods.
 //!
 //! Owns the HTTP side only: body and status codes. Authorization and the way to the worker are up to
-//! [`LinkHandler::request_task`](super::server::LinkHandler::request_task).
+//! [`LinkHandler::request_task`].
 
 use axum::Json;
 use axum::extract::{Path, Request, State};

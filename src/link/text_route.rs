@@ -1,7 +1,7 @@
 //! The route of text that arrives from the pods of Agents.
 //!
 //! Owns the HTTP side only: body and status codes. Who receives a fragment is up to
-//! [`LinkHandler::text`](super::server::LinkHandler::text).
+//! [`LinkHandler::text`].
 
 use std::sync::Arc;
 
