@@ -70,9 +70,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
         {"text": "noted", "usage": usage, "yield": {"sleep": 1}},
     ]);
     namespace.kubectl.apply(&script("plan", &json!({"turns": turns})));
-    let mut model = scripted("plan");
-    model["price"] = json!({"inputPerMillion": "10.00", "outputPerMillion": "50.00"});
-    let agent = Agent::apply(&namespace, "scraped", &model, &files("Never"));
+    let agent = Agent::apply(&namespace, "scraped", &priced("plan"), &files("Never"));
     agent.until_turns(1, 120);
     let sensor = json!({
         "apiVersion": "agentloop.dev/v1alpha1",
@@ -93,7 +91,7 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
         ),
         ("runner", "says", json!({"guardrails": {"maxConsecutiveTurns": 2}})),
     ];
-    let _others = others.map(|(name, plan, spec)| Agent::apply(&namespace, name, &scripted(plan), &spec));
+    let _others = others.map(|(name, plan, spec)| Agent::apply(&namespace, name, &priced(plan), &spec));
     ask_and_end(&namespace);
     // Only then is there a moment of the last event to show.
     let ticked = "jsonpath={.status.lastEventTime}";
@@ -148,6 +146,13 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     prometheus.until_some("the approval", &format!("{approvals} > 0"));
 }
 
+/// A scripted model with a price, which a budget in USD needs.
+fn priced(plan: &str) -> Value {
+    let mut model = scripted(plan);
+    model["price"] = json!({"inputPerMillion": "10.00", "outputPerMillion": "50.00"});
+    model
+}
+
 /// The built-in tools for files, with this rule for their approval.
 fn files(approval: &str) -> Value {
     json!({"tools": {"builtin": ["Files"], "approval": {"default": approval}}})
@@ -160,7 +165,7 @@ fn ask_and_end(namespace: &Namespace) {
         {"yield": {"mode": "shutdown", "reason": "it is written"}},
     ]);
     namespace.kubectl.apply(&script("asks", &json!({"turns": turns})));
-    let agent = Agent::apply(namespace, "asker", &scripted("asks"), &files("Always"));
+    let agent = Agent::apply(namespace, "asker", &priced("asks"), &files("Always"));
     let gate = agent.until("a gate", 120, |agent| approvals::gates(agent).first().cloned());
     let text = |field: &str| gate[field].as_str().expect("a text").to_owned();
     let approval = format!("{}:{}", text("id"), text("argumentsHash"));
