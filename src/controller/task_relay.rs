@@ -224,7 +224,7 @@ impl TaskRelay {
     }
 }
 
-/// What a client is told of such a refusal; `None`: what its receipt says.
+/// The response to a client whose request the worker refused; `None`: as its receipt says.
 fn refusal_of(refusal: TaskRefusal) -> Option<ClientRefusal> {
     let (code, message) = match refusal {
         TaskRefusal::IdOfAnotherUser => (

@@ -1,4 +1,4 @@
-//! Random names, which nobody can guess and no two things share.
+//! Random names, which cannot be guessed and are unique.
 
 use ring::rand::{SecureRandom, SystemRandom};
 

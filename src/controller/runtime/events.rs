@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    /// Stores Events by their names. Writes fail while it is told so.
+    /// Stores Events by their names. Writes can be made to fail.
     #[derive(Clone, Default)]
     struct EventServer {
         events: Arc<Mutex<HashMap<String, Value>>>,

@@ -251,6 +251,16 @@ fn die(death: KillScope, environment: &mut SimulatedEnvironment) {
     }
 }
 
+/// Asserts that each task that has ended did so as in the undisturbed run.
+fn compare_ended_tasks(plain: &RunResult, found: &RunResult) {
+    for (found, expected) in found.tasks.iter().zip(&plain.tasks) {
+        assert!(
+            found == expected || found.1 != "Ended",
+            "{found:?} instead of {expected:?}"
+        );
+    }
+}
+
 /// Asserts the invariants of a run with `deaths`, compared with the undisturbed run.
 fn compare(plain: &RunResult, found: &RunResult, deaths: &[KillScope]) {
     let slept = |death: &KillScope| matches!(death, KillScope::Downtime(_));

@@ -30,7 +30,7 @@ pub struct WaitingResponse {
 pub struct KnownTask {
     /// The line before those of the task. 0: its lines are no longer kept.
     pub after: i64,
-    /// Who requested it; `None`: nobody did, or it was begun by an older version.
+    /// The user who requested it; `None`: it was not requested, or was begun by an older version.
     user: Option<String>,
 }
 

@@ -212,7 +212,7 @@ fn the_id_of_a_request_stays_that_of_its_user_once_it_is_begun_and_once_it_is_an
         .query_row("SELECT offer FROM tasks", [], |row| row.get(0))
         .unwrap();
     assert_eq!(kept, r#"{"origin":{"Request":"ann"}}"#, "and its text is gone");
-    // A task of a Sensor or of the spec is nobody's.
+    // A task of a Sensor or of the spec has no user.
     answer(&mut journal, 2);
     assert!(!journal.find_task("2").unwrap().unwrap().is_of_another("ann"));
 }
