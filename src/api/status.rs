@@ -324,7 +324,7 @@ pub struct LoopUsage {
     /// What the loop counts.
     #[serde(flatten)]
     pub counts: LoopCounts,
-    /// Usage per model, at most 10.
+    /// Usage per model, at most 10. A model that is listed stays listed; usage of further models is in the totals only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
     pub by_model: Vec<ModelUsage>,
@@ -369,6 +369,29 @@ pub struct ModelUsage {
 }
 
 /// Sums by kind; the model's name stays.
+/// Name of the sum of all models that [`LoopUsage::by_model`] does not list.
+pub const OTHER_MODELS: &str = "other";
+
+impl LoopUsage {
+    /// What is in the totals and in no entry of `by_model`, as usage of [`OTHER_MODELS`].
+    #[must_use]
+    pub fn of_other_models(&self) -> ModelUsage {
+        let sum = |field: fn(&ModelUsage) -> i64| self.by_model.iter().map(field).sum::<i64>();
+        ModelUsage {
+            model: OTHER_MODELS.into(),
+            calls: self.calls - sum(|used| used.calls),
+            unknown_calls: self.unknown_calls - sum(|used| used.unknown_calls),
+            estimated_calls: self.estimated_calls - sum(|used| used.estimated_calls),
+            input_tokens: self.input_tokens - sum(|used| used.input_tokens),
+            output_tokens: self.output_tokens - sum(|used| used.output_tokens),
+            cache_read_tokens: self.cache_read_tokens - sum(|used| used.cache_read_tokens),
+            cache_write_tokens: self.cache_write_tokens - sum(|used| used.cache_write_tokens),
+            reasoning_tokens: self.reasoning_tokens - sum(|used| used.reasoning_tokens),
+            cost: self.cost - sum(|used| used.cost),
+        }
+    }
+}
+
 impl std::ops::AddAssign<&Self> for ModelUsage {
     fn add_assign(&mut self, more: &Self) {
         self.calls += more.calls;

@@ -11,6 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use strum::IntoEnumIterator as _;
 
 use crate::api::NamespacedName;
+use crate::api::status::OTHER_MODELS;
 use crate::link::durations::{
     APPROVAL_BOUNDS, ApprovalDecision, ApprovalWaits, CALL_BOUNDS, DurationCounts, MAX_MEAN, TURN_BOUNDS, bucket_of,
 };
@@ -28,8 +29,6 @@ pub const MAX_MODELS: usize = 10;
 pub const MAX_NAMESPACES: usize = 1000;
 /// How long the durations of a namespace have not grown when it makes room for another.
 const IDLE: SignedDuration = SignedDuration::from_mins(10);
-/// `model` label of all others.
-const OTHER_MODELS: &str = "other";
 /// Most durations that one report adds. A pod reports several times a minute.
 const MAX_COUNTED: u64 = 1_000_000;
 

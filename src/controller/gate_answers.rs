@@ -16,11 +16,11 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::event_subscriptions::unavailable;
-use super::gate_annotations::{self, ANSWERS, AnnotatedAnswer, RecordedAnswer, RecordedAnswers};
 use crate::api::status::Gate;
 use crate::api::{Agent, NamespacedName};
 use crate::link::answers::{AnsweredGate, GateAnswerBody, GateVerdict};
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
+use crate::link::gate_annotations::{self, ANSWERS, AnnotatedAnswer, RecordedAnswer, RecordedAnswers};
 use crate::support::text::first_chars;
 
 /// Time limit for one answer, all its attempts included.

@@ -14,7 +14,6 @@ pub mod duration_totals;
 pub mod election;
 pub mod embedded;
 pub mod event_subscriptions;
-pub mod gate_annotations;
 mod gate_announcements;
 pub mod gate_answers;
 pub mod gate_webhook;

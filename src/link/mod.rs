@@ -19,6 +19,7 @@ pub mod deliveries;
 pub mod durations;
 pub mod events;
 mod events_route;
+pub mod gate_annotations;
 pub mod history;
 pub mod json_error;
 pub mod messages;

@@ -10,14 +10,11 @@ use super::registry::{self, Metric};
 use crate::api::Agent;
 use crate::api::agent::AgentMode;
 use crate::api::condition::{self, ConditionType, GatewaySign, LoopSign};
-use crate::api::status::{Gate, LoopStatus, LoopUsage, ModelUsage, PauseReason};
+use crate::api::status::{Gate, LoopStatus, LoopUsage, ModelUsage, OTHER_MODELS, PauseReason};
 use crate::api::task::TaskOutcome;
 use crate::api::usage_counts::{GuardrailTrip, ToolUsage};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
-
-/// `model` label of usage that is in no entry of `status.usage.byModel`.
-const OTHER_MODELS: &str = "other";
 
 /// Number of calls that limits refused to the Agent of this namespace and name, as last reported by its gateway.
 pub type RefusedCalls = Box<dyn Fn(&str, &str) -> Option<i64> + Send + Sync>;
@@ -344,7 +341,7 @@ fn each_model(usage: Option<&LoopUsage>, spec_model: &str, mut visit: impl FnMut
         model: model.into(),
         ..ModelUsage::default()
     };
-    let mut rest = usage.map_or_else(|| zero(OTHER_MODELS), |usage| rest_of(usage, zero(OTHER_MODELS)));
+    let mut rest = usage.map_or_else(|| zero(OTHER_MODELS), LoopUsage::of_other_models);
     for used in models {
         if rest.calls > 0 && used.model == OTHER_MODELS {
             // A model with this name: add the rest, since two series must not have the same labels.
@@ -358,23 +355,6 @@ fn each_model(usage: Option<&LoopUsage>, spec_model: &str, mut visit: impl FnMut
     }
     if rest.calls > 0 {
         visit(&rest);
-    }
-}
-
-/// What is in the total and in no entry.
-fn rest_of(usage: &LoopUsage, other: ModelUsage) -> ModelUsage {
-    let sum = |field: fn(&ModelUsage) -> i64| usage.by_model.iter().map(field).sum::<i64>();
-    ModelUsage {
-        calls: usage.calls - sum(|used| used.calls),
-        unknown_calls: usage.unknown_calls - sum(|used| used.unknown_calls),
-        estimated_calls: usage.estimated_calls - sum(|used| used.estimated_calls),
-        input_tokens: usage.input_tokens - sum(|used| used.input_tokens),
-        output_tokens: usage.output_tokens - sum(|used| used.output_tokens),
-        cache_read_tokens: usage.cache_read_tokens - sum(|used| used.cache_read_tokens),
-        cache_write_tokens: usage.cache_write_tokens - sum(|used| used.cache_write_tokens),
-        reasoning_tokens: usage.reasoning_tokens - sum(|used| used.reasoning_tokens),
-        cost: usage.cost - sum(|used| used.cost),
-        ..other
     }
 }
 

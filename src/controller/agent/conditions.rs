@@ -20,10 +20,10 @@ use crate::api::condition::ConditionType;
 use crate::api::failure::{FailureKind, ModelEvidence};
 use crate::api::pause::PauseEnd;
 use crate::api::status::{Gate, LoopOutcome, LoopState, LoopStatus, PauseReason};
-use crate::controller::gate_annotations;
 use crate::controller::plain_http::plain_http_warning;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::PodReason;
+use crate::link::gate_annotations;
 use crate::link::messages::LoopReport;
 use crate::support::clock::rfc3339_seconds;
 

@@ -5,8 +5,8 @@ use kube::ResourceExt;
 
 use crate::api::status::{Gate, GateKind, HandledRequests};
 use crate::api::{Agent, AgentStatus};
-use crate::controller::gate_annotations::{self, AnnotatedAnswer};
 use crate::controller::runtime::names;
+use crate::link::gate_annotations::{self, AnnotatedAnswer};
 use crate::link::messages::GateAnswer;
 use crate::support::text::first_chars;
 
@@ -131,7 +131,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controller::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY};
+    use crate::link::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY};
 
     #[test]
     fn answers_of_both_ways_reach_the_pod_with_the_name_of_each_user() {

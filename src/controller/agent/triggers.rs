@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 
-use crate::controller::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY, DENY};
 use crate::controller::runtime::names;
+use crate::link::gate_annotations::{ANSWERS, APPROVE, APPROVED_BY, DENY};
 
 /// Annotations with a request or with the answer to a gate.
 const REQUESTS: [&str; 7] = [

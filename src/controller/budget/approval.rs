@@ -12,10 +12,10 @@ use super::format;
 use crate::api::AgentBudget;
 use crate::api::amount::Amount;
 use crate::api::budget::{AgentBudgetStatus, BudgetGate, OnExhausted};
-use crate::controller::gate_annotations::{self, AnnotatedAnswer};
-pub use crate::controller::gate_annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::ledger::account::GATE_TOP_UP;
 use crate::ledger::limits::{added_amount, limit_amounts};
+use crate::link::gate_annotations::{self, AnnotatedAnswer};
+pub use crate::link::gate_annotations::{APPROVE, APPROVED_BY, DENY};
 use crate::support::hash::sha256_hex;
 
 /// Value of `kind` of the [`BudgetGate`].

@@ -16,6 +16,8 @@ use crate::plugin::session::{PluginSession, Screen};
 
 /// How long the next kept event may take; a later version may write events that this one does not get.
 const NEXT_EVENT: Duration = Duration::from_secs(5);
+/// How long a command that does not follow connects again. It then fails, so that incomplete output is not taken for all.
+const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Events that end a turn: usage is shown after them.
 const TURN_ENDS: [&str; 2] = ["autonomy:turn_completed", "autonomy:turn_failed"];
 /// Events of a turn, more or less: how far `history` reads back for each turn.
@@ -152,10 +154,17 @@ impl<'a> EventReader<'a> {
         let event = if self.follow {
             events.next().await?
         } else {
-            match timeout(NEXT_EVENT, events.next()).await {
-                Ok(event) => event?,
-                Err(_) => return Ok(None),
-            }
+            let Ok(event) = timeout(RECONNECT_TIMEOUT, events.next_within(NEXT_EVENT)).await else {
+                let reason = events.take_interruption().unwrap_or_else(|| "no response".into());
+                let seconds = RECONNECT_TIMEOUT.as_secs();
+                let reason =
+                    format!("no connection for {seconds} s, and the output is incomplete; last problem: {reason}");
+                return Err(LinkFailure::Unreachable(reason).into());
+            };
+            let Some(event) = event? else {
+                return Ok(None);
+            };
+            event
         };
         if let Some(reason) = events.take_interruption() {
             screen.note(&format!("connected again: {reason}"));

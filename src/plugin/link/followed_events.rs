@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 
 use super::user_link::{EventFeed, FeedItem};
 use super::{EventCursor, LinkFailure, UserLink};
@@ -75,12 +76,6 @@ impl<'a> FollowedEvents<'a> {
         }
     }
 
-    /// Whether a connection is open.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.feed.is_some()
-    }
-
     /// Takes the reason for which the last connection ended, once.
     pub fn take_interruption(&mut self) -> Option<String> {
         self.interruption.take()
@@ -89,8 +84,19 @@ impl<'a> FollowedEvents<'a> {
     /// The next event. Connects again when a connection ends, for as long as that may help.
     pub async fn next(&mut self) -> Result<EventLine, LinkFailure> {
         loop {
+            // A wait without an end cannot be over.
+            if let Some(event) = self.next_within(Duration::MAX).await? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The next event, as [`Self::next`]. `None`: a connection was open for this time without one. The time without a
+    /// connection does not count: a reader that stopped then would miss events that exist.
+    pub async fn next_within(&mut self, quiet: Duration) -> Result<Option<EventLine>, LinkFailure> {
+        loop {
             let Some(feed) = &mut self.feed else {
-                tokio::time::sleep(self.delay).await;
+                sleep(self.delay).await;
                 self.delay = (2 * self.delay).min(MAX_DELAY);
                 match self.connect().await {
                     Err(failure) if failure.is_temporary() => self.interruption = Some(failure.to_string()),
@@ -98,11 +104,14 @@ impl<'a> FollowedEvents<'a> {
                 }
                 continue;
             };
-            match feed.next().await {
+            let Ok(item) = timeout(quiet, feed.next()).await else {
+                return Ok(None);
+            };
+            match item {
                 Some(Ok(FeedItem::Line(line))) => {
                     self.cursor = EventCursor::After(line.seq);
                     self.delay = FIRST_DELAY;
-                    return Ok(*line);
+                    return Ok(Some(*line));
                 }
                 Some(Ok(FeedItem::Start(seq))) => self.cursor = EventCursor::After(seq),
                 Some(Ok(FeedItem::Text(fragment))) => {

@@ -12,7 +12,7 @@ use super::table::TextTable;
 use crate::api::amount::Amount;
 use crate::api::budget::{BudgetWindow, UsageBucket};
 use crate::api::money::dollars;
-use crate::api::status::LoopUsage;
+use crate::api::status::{LoopUsage, ModelUsage};
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::support::text::short_number;
 
@@ -76,16 +76,9 @@ pub fn of_agents(agents: &[Agent], by: CostSum) -> Vec<CostRow> {
             CostSum::Agent => sums.add(name.to_string(), &of_usage(&usage)),
             CostSum::Namespace => sums.add(name.namespace, &of_usage(&usage)),
             CostSum::Model => {
-                for model in &usage.by_model {
-                    let row = CostRow {
-                        calls: model.calls,
-                        unknown_calls: Some(model.unknown_calls),
-                        input_tokens: model.input_tokens + model.cache_read_tokens + model.cache_write_tokens,
-                        output_tokens: model.output_tokens,
-                        cost: model.cost,
-                        ..CostRow::default()
-                    };
-                    sums.add(model.model.clone(), &row);
+                let others = Some(usage.of_other_models()).filter(|others| others.calls > 0);
+                for model in usage.by_model.iter().chain(&others) {
+                    sums.add(model.model.clone(), &of_model(model));
                 }
             }
         }
@@ -94,6 +87,17 @@ pub fn of_agents(agents: &[Agent], by: CostSum) -> Vec<CostRow> {
 }
 
 fn of_usage(usage: &LoopUsage) -> CostRow {
+    CostRow {
+        calls: usage.calls,
+        unknown_calls: Some(usage.unknown_calls),
+        input_tokens: usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+        output_tokens: usage.output_tokens,
+        cost: usage.cost,
+        ..CostRow::default()
+    }
+}
+
+fn of_model(usage: &ModelUsage) -> CostRow {
     CostRow {
         calls: usage.calls,
         unknown_calls: Some(usage.unknown_calls),

@@ -35,7 +35,7 @@ fn agents() -> Vec<Agent> {
         "conditions": ready("True"),
         "loop": {"state": "Sleeping", "resumesAt": "2026-11-22T14:12:00Z", "wake": {"type": "Event", "value": "sensor/prices"}},
         "usage": {"turns": 41, "calls": 50, "unknownCalls": 1, "inputTokens": 90_000, "cacheReadTokens": 10_000, "outputTokens": 5_000,
-            "costMicroUSD": 7_420_000, "byModel": [model("large", 30, 7_000_000), model("small", 20, 420_000)]},
+            "costMicroUSD": 7_420_000, "byModel": [model("large", 30, 7_000_000), model("small", 15, 400_000)]},
         "summary": {"tokens": "105k", "cost": "$7.42", "budget": "62%"},
         "pod": {"name": "watcher", "node": "node-1", "restarts": 2},
         "lastError": {"at": "2026-11-22T13:00:00Z", "kind": "Timeout", "message": "no answer"},

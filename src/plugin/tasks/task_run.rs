@@ -10,7 +10,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 
 use crate::api::NamespacedName;
 use crate::link::events::EventLine;
@@ -227,11 +226,10 @@ impl<'a> TaskRun<'a> {
             let event = if watch.unseen_until.is_none() {
                 events.next().await?
             } else {
-                match timeout(KEPT_EVENT, events.next()).await {
-                    Ok(event) => event?,
-                    Err(_) if events.is_connected() => return Ok(TaskEnd::Forgotten { id: receipt.id }),
-                    Err(_) => continue,
-                }
+                let Some(event) = events.next_within(KEPT_EVENT).await? else {
+                    return Ok(TaskEnd::Forgotten { id: receipt.id });
+                };
+                event
             };
             if let Some(reason) = events.take_interruption().filter(|_| self.verbose) {
                 note(err, &format!("connected again: {reason}"));

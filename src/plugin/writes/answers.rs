@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::PlannedWrite;
 use crate::api::annotations::{APPROVE, APPROVED_BY, DENY};
+use crate::link::gate_annotations::{self, AnnotatedAnswer};
 use crate::plugin::failure::PluginError;
 use crate::plugin::screens::approvals::ApprovalListRow;
 
@@ -65,9 +66,13 @@ pub fn plan(
         (DENY, tokens(DENY))
     };
     if request.approves {
-        if let Some(denied) = tokens(DENY).iter().find(|token| is_chosen(token)) {
+        let is_denied = |gate: &&&ApprovalListRow| {
+            let given = gate_annotations::answer(annotations, &gate.gate, &gate.arguments_hash);
+            matches!(given, Some(AnnotatedAnswer::Denied { .. }))
+        };
+        if let Some(ApprovalListRow { gate, .. }) = chosen.iter().find(is_denied) {
             return Err(PluginError::Refused(format!(
-                "{denied} of {target} was denied: a denial takes precedence"
+                "{gate} of {target} was denied: a denial takes precedence"
             )));
         }
         let by = annotations.get(APPROVED_BY).filter(|by| **by != request.user);
@@ -148,6 +153,7 @@ fn again<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::gate_annotations::ANSWERS;
     use crate::plugin::failure::ExitStatus;
 
     fn gate(id: &str, hash: &str) -> ApprovalListRow {
@@ -287,5 +293,21 @@ mod tests {
             assert!(refused.to_string().contains("takes precedence"), "{refused}");
         }
         assert!(set(&[(DENY, "g1")], &request(true, Some("g2"), false)).is_ok());
+    }
+
+    #[test]
+    fn a_gate_that_was_denied_over_the_link_is_not_approved() {
+        let recorded = |answer: &str, hash: &str| {
+            json!({"g2": {"answer": answer, "argumentsHash": hash, "by": "bob", "at": "2026-11-22T14:00:00Z"}})
+                .to_string()
+        };
+        let approved = |recorded: &str| set(&[(ANSWERS, recorded)], &request(true, Some("g2"), false));
+        let refused = approved(&recorded("Deny", "bb")).unwrap_err();
+        assert!(refused.to_string().contains("takes precedence"), "{refused}");
+        assert!(
+            approved(&recorded("Deny", "other")).is_ok(),
+            "an answer to other arguments"
+        );
+        assert!(approved(&recorded("Approve", "bb")).is_ok());
     }
 }

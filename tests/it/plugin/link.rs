@@ -439,6 +439,24 @@ async fn logs_show_the_newest_events_and_the_usage_and_end() {
     );
 }
 
+/// The sixth connection is opened 7.75 s after the first one ended: longer than the next event of an open one may take.
+#[tokio::test]
+async fn events_are_complete_after_an_outage_of_the_controller() {
+    let unavailable = || Reply(503, json!({"message": "no leader"}));
+    let started = event("autonomy:turn_started", 1, &json!({}));
+    let mut answers = vec![start(2), Stream(vec![started])];
+    answers.extend((0..4).map(|_| unavailable()));
+    answers.push(Stream(vec![event("autonomy:turn_completed", 2, &json!({}))]));
+    let fake = FakeController::start(answers).await;
+    let done = fake.harness.run("events helper").await;
+    assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
+    assert_eq!(done.out.lines().count(), 2, "{}", done.out);
+    assert_eq!(
+        fake.controller.lines().last().unwrap(),
+        "GET team-a/helper/events?after=1&messages=false"
+    );
+}
+
 #[tokio::test]
 async fn events_are_json_lines_and_the_history_has_turns() {
     let turn = || {

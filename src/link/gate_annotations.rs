@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use crate::api::annotations::{APPROVE, APPROVED_BY, DENY};
-use crate::link::answers::GateVerdict;
-use crate::support::text::first_chars;
+use crate::answers::GateVerdict;
+pub use agentloop_api::annotations::{APPROVE, APPROVED_BY, DENY};
+use agentloop_support::text::first_chars;
 
 /// Annotation with the answers that the controller received over the link's API: [`RecordedAnswers`] as JSON. Only the
 /// controller may set it. The other annotations have one name for all their gates, and an edit replaces them as a whole;
@@ -26,11 +26,13 @@ const MAX_PAST_ANSWERS: usize = 20;
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordedAnswer {
+    /// What the person decided.
     pub answer: GateVerdict,
     /// Hash of the arguments that the person saw.
     pub arguments_hash: String,
     /// Name of the user.
     pub by: String,
+    /// When the controller received it.
     pub at: Timestamp,
 }
 
@@ -70,12 +72,14 @@ impl RecordedAnswers {
 /// The answer in the annotations of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnnotatedAnswer {
+    /// A person approved the call.
     Approved {
         /// Name of the approver.
         by: String,
         /// The part of the annotation's value that approves the gate.
         value: String,
     },
+    /// A person denied the call.
     Denied {
         /// Name of the user; unknown for the annotation [`DENY`].
         by: Option<String>,
