@@ -92,7 +92,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, env = "AGENTLOOP_LINK_URL")]
     link_url: Option<String>,
     /// Listen address of the link.
-    #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "0.0.0.0:8443")]
+    #[arg(long, env = "AGENTLOOP_LINK_ADDRESS", default_value = "[::]:8443")]
     link_address: SocketAddr,
     /// Serve a page with loops, their usage and last turns at this address over HTTPS, for users with a token of the
     /// Kubernetes API; absent: there is no page.
@@ -102,7 +102,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, env = "AGENTLOOP_PAGE_HOSTS", value_delimiter = ',', requires = "page_address")]
     page_hosts: Vec<String>,
     /// Listen address of /metrics.
-    #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
+    #[arg(long, env = "AGENTLOOP_METRICS_ADDRESS", default_value = "[::]:8080")]
     metrics_address: SocketAddr,
     /// What a reader of /metrics must present: nothing, or a token whose user may get the URL /metrics.
     #[arg(long, value_enum, env = "AGENTLOOP_METRICS_AUTHENTICATION", default_value = "None")]
@@ -111,7 +111,7 @@ pub(super) struct ControllerArgs {
     #[arg(long, value_enum, env = "AGENTLOOP_METRICS_PER_OBJECT", default_value = "Full")]
     metrics_per_object: PerObject,
     /// Listen address of /healthz and /readyz.
-    #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "0.0.0.0:8081")]
+    #[arg(long, env = "AGENTLOOP_PROBE_ADDRESS", default_value = "[::]:8081")]
     probe_address: SocketAddr,
     /// Use leader election, so that several replicas may run; false: this process always leads.
     #[arg(
@@ -430,7 +430,7 @@ mod tests {
     fn the_page_is_off_by_default_and_its_names_are_checked() {
         assert!(options(&["--pod-name=a"]).unwrap().page.is_none());
         let page = |hosts: &str| {
-            let flags = ["--pod-name=a", "--page-address=0.0.0.0:8444", hosts];
+            let flags = ["--pod-name=a", "--page-address=[::]:8444", hosts];
             options(&flags).map(|options| options.page.unwrap())
         };
         let settings = page("--page-hosts=loops.example.com, 192.0.2.1,").unwrap();

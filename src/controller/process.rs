@@ -26,6 +26,7 @@ use super::page::PageSettings;
 use super::sensor::pod::SensorPodSettings;
 use crate::otlp::{DropCount, ExportTask, MetricPoints, MetricSettings, TelemetryOrigin, TraceSettings};
 use crate::support::backoff::Backoff;
+use crate::support::listener;
 use crate::telemetry::families::PerObject;
 use crate::telemetry::http::{self, HttpLimits, Readiness};
 use crate::telemetry::log_export::ProcessLog;
@@ -315,12 +316,8 @@ where
 
 /// Binds the listener at startup, so that a port in use ends the process with a clear error.
 pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, ControllerError> {
-    let listen = || {
-        let listener = std::net::TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        tokio::net::TcpListener::from_std(listener)
-    };
-    listen().map_err(|error| ControllerError::Listen { address, error })
+    let bound = listener::bind(address).and_then(tokio::net::TcpListener::from_std);
+    bound.map_err(|error| ControllerError::Listen { address, error })
 }
 
 #[cfg(test)]

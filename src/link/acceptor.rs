@@ -30,7 +30,10 @@ impl Accept<TcpStream, Router> for SlotAcceptor {
     type Future = BoxFuture<'static, Result<(EvictableStream, Router)>>;
 
     fn accept(&self, stream: TcpStream, app: Router) -> Self::Future {
-        let slot = stream.peer_addr().ok().and_then(|peer| self.slots.take(peer.ip()));
+        let slot = stream
+            .peer_addr()
+            .ok()
+            .and_then(|peer| self.slots.take(peer.ip().to_canonical()));
         let tls = self.tls.clone();
         Box::pin(async move {
             let slot = slot.ok_or_else(|| Error::other("no slot"))?;

@@ -71,7 +71,12 @@ do.
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
 `logs`, `events`, `history`, `run` and `chat` reach the controller by a port-forward to its pod through the API server, verify it with the
 CA in ConfigMap `agentloop-link-ca` of the Agent's namespace, and authenticate with the bearer token of the kubeconfig. A kubeconfig with a
-client certificate has none: name a ServiceAccount of that namespace with `--service-account`, and a token is requested for it.
+client certificate, such as that of an administrator of kind or kubeadm, has none: name a ServiceAccount of that namespace with
+`--service-account`, and a token is requested for it:
+
+    kubectl create serviceaccount loop-user
+    kubectl create rolebinding loop-user --clusterrole=edit --serviceaccount=default:loop-user
+    kubectl agentloop logs quickstart --service-account loop-user
 
 ## Pause, stop, delete
 

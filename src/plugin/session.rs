@@ -1,5 +1,6 @@
 //! What a command works with: a client of the API server, the namespace, the clock, and where output goes.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::Arc;
 
@@ -270,12 +271,25 @@ async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
         let config = Config::from_custom_kubeconfig(file, &options).await;
         return config.map_err(|error| wrong(&error));
     }
-    match Config::from_kubeconfig(&options).await {
+    let listed = std::env::var_os("KUBECONFIG").and_then(|list| merged(&list));
+    let config = match listed {
+        Some(Ok(merged)) => Config::from_custom_kubeconfig(merged, &options).await,
+        Some(Err(error)) => Err(error),
+        None => Config::from_kubeconfig(&options).await,
+    };
+    match config {
         Ok(config) => Ok(config),
         // In a pod there is no kubeconfig.
         Err(error) if flags.context.is_none() => Config::incluster().map_err(|_| wrong(&error)),
         Err(error) => Err(wrong(&error)),
     }
+}
+
+/// The files of a list as in $KUBECONFIG that exist, as one kubeconfig; `None`: none does. kubectl ignores the others too.
+fn merged(list: &OsStr) -> Option<Result<Kubeconfig, KubeconfigError>> {
+    let files = std::env::split_paths(list).filter(|path| path.exists());
+    let files = files.map(Kubeconfig::read_from);
+    files.reduce(|all, file| all?.merge(file?))
 }
 
 #[cfg(test)]
@@ -307,6 +321,26 @@ mod tests {
             screen.note("lost");
             assert_eq!(screen.result("done").is_err(), is_lost);
         }
+    }
+
+    #[test]
+    fn missing_files_of_a_list_of_kubeconfigs_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let first = file("first", "current-context: a");
+        let second = file("second", "contexts: [{name: b, context: {cluster: c, user: u}}]");
+        let missing = folder.path().join("missing");
+        let list = |paths: &[&std::path::Path]| std::env::join_paths(paths).unwrap();
+        let all = merged(&list(&[&missing, &first, &second])).unwrap().unwrap();
+        assert_eq!(all.current_context.as_deref(), Some("a"));
+        assert_eq!(all.contexts[0].name, "b");
+        assert!(merged(&list(&[&missing])).is_none());
+        let invalid = file("invalid", "contexts: 1");
+        assert!(merged(&list(&[&missing, &first, &invalid])).unwrap().is_err());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::sensing::source::webhook::WebhookReceiver;
 use crate::sensing::source::webhook::signature::SignatureRule;
 use crate::sensing::source::{SourceCursor, SourceFeed};
 use crate::support::hash::sha256_hex;
+use crate::support::listener;
 
 /// Most concurrent connections of a webhook.
 const CONNECTIONS: usize = 256;
@@ -206,7 +207,7 @@ fn listen(
 
 async fn receive(receiver: WebhookReceiver, address: SocketAddr, feed: SourceFeed) {
     loop {
-        let error = match TcpListener::bind(address).await {
+        let error = match listener::bind(address).and_then(TcpListener::from_std) {
             // Dropping this task aborts the server and its connections, which hold clones of the feed.
             Ok(listener) => receiver
                 .clone()

@@ -1,6 +1,8 @@
 //! The kubectl plugin on a real cluster: a viewer, an editor, an approver and an administrator, each with the role that the
 //! chart gives and over a port-forward to the leader.
 
+use std::process::Command;
+
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
@@ -8,7 +10,8 @@ use super::agents::{Agent, script, scripted};
 use super::budgets;
 use super::cluster::{Namespace, shared};
 use super::plugin_user::PluginUser;
-use crate::support::kubectl::Kubectl;
+use crate::support::clusters;
+use crate::support::kubectl::{Ended, Kubectl};
 use crate::tools::python::{self, Edition, McpServer};
 
 /// Stands in each text that only the model, its tools and its users may see.
@@ -120,6 +123,27 @@ impl People {
         }
     }
 
+    /// A kubeconfig with a client certificate authenticates to the API server only; a service account's token serves instead.
+    fn read_with_a_certificate(kubectl: &Kubectl) {
+        let admin = clusters::node().unwrap();
+        assert!(std::fs::read_to_string(&admin).unwrap().contains("client-certificate"));
+        let run = |more: &[&str]| -> Ended {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_agentloop"));
+            command
+                .args(["kubectl", "logs", "helper", "-n", kubectl.namespace()])
+                .args(more);
+            command.env("KUBECONFIG", &admin).output().unwrap().into()
+        };
+        let refused = run(&[]);
+        assert!(
+            !refused.success && refused.stderr.contains("kubectl create serviceaccount loop-user"),
+            "{}",
+            refused.stderr
+        );
+        let read = run(&["--service-account", "viewer"]);
+        assert!(read.success && read.stdout.contains("total "), "{}", read.stderr);
+    }
+
     /// Pause, stop, and their opposites.
     fn hold(&self, agent: &Agent<'_>) {
         assert!(self.viewer.refused(&["pause", "helper"]).contains("patch"));
@@ -172,6 +196,7 @@ fn viewer_editor_approver_and_administrator_use_the_plugin_against_a_real_cluste
     assert_eq!(did, [json!(format!("note {CANARY}"))]);
     people.talk();
     people.read();
+    People::read_with_a_certificate(kubectl);
     people.hold(&agent);
     people.top_up(kubectl);
 }

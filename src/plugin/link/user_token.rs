@@ -32,7 +32,9 @@ impl UserToken {
                 LinkFailure::Token(format!(
                     "the kubeconfig has no bearer token: it authenticates in another way, such as with a client \
                      certificate, which only the API server can verify. Name a ServiceAccount of namespace {namespace} \
-                     that may do this with --service-account NAME: a token is then requested for it"
+                     that may do this with --service-account NAME: a token is then requested for it. To create one: \
+                     kubectl create serviceaccount loop-user -n {namespace}; \
+                     kubectl create rolebinding loop-user -n {namespace} --clusterrole=edit --serviceaccount={namespace}:loop-user"
                 ))
             }),
             Self::ServiceAccount(name) => requested(client, namespace, name).await,
@@ -113,9 +115,13 @@ mod tests {
         let client = Client::try_from(Config::new(axum::http::Uri::from_static("http://127.0.0.1:1"))).unwrap();
         let token = UserToken::Kubeconfig(Box::new(config(json!({}))));
         let problem = token.obtain(&client, "team-a").await.unwrap_err().to_string();
-        assert!(
-            problem.contains("namespace team-a") && problem.contains("--service-account NAME"),
-            "{problem}"
-        );
+        for part in [
+            "of namespace team-a",
+            "--service-account NAME",
+            "kubectl create serviceaccount loop-user -n team-a;",
+            "--serviceaccount=team-a:loop-user",
+        ] {
+            assert!(problem.contains(part), "{problem}");
+        }
     }
 }

@@ -251,7 +251,7 @@ fn the_page_is_off_and_is_served_by_the_leader_to_nobody_unless_values_say_so() 
     );
     let controller = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
     let value = |name| render::variable(controller, name).unwrap()["value"].clone();
-    assert_eq!(value("AGENTLOOP_PAGE_ADDRESS"), "0.0.0.0:8444");
+    assert_eq!(value("AGENTLOOP_PAGE_ADDRESS"), "[::]:8444");
     assert_eq!(
         value("AGENTLOOP_PAGE_HOSTS"),
         "agentloop-page.agentloop-system.svc,loops.example.com"
