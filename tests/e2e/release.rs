@@ -116,6 +116,15 @@ fn uninstall_keeps_the_definition_the_agents_and_their_pods() {
         cluster.system.get("crd", AGENTS).is_some(),
         "the definition is gone, and with it every Agent"
     );
+    // The definitions name the release that they belonged to: one with another name must be told to take them over.
+    let renamed = ["install", "renamed", cluster::CHART, "--dry-run=server"];
+    let refused = cluster.system.try_helm(&renamed);
+    assert!(
+        !refused.success && refused.stderr.contains("invalid ownership metadata"),
+        "{}",
+        refused.stderr
+    );
+    cluster.system.helm(&[&renamed[..], &["--take-ownership"]].concat());
     cluster::install(&cluster.system, &[]);
     agent.until_turns(turns(&agent) + 10, 90);
     assert_eq!(

@@ -27,12 +27,18 @@ app.kubernetes.io/component: controller
 {{- end }}
 
 {{- define "agentloop.labels" -}}
-{{ include "agentloop.selectorLabels" . }}
+{{ include "agentloop.labelsWith" (dict "root" . "labels" dict) }}
+{{- end }}
+
+{{/* The labels of an object that has its own: a dict with `root` and `labels`, which take precedence over commonLabels. They are
+merged, since a key may occur only once: Helm accepts a repetition, and Kustomize and Flux do not. */}}
+{{- define "agentloop.labelsWith" -}}
+{{ include "agentloop.selectorLabels" .root }}
 app.kubernetes.io/part-of: agentloop
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with merge dict (.labels | default dict) (.root.Values.commonLabels | default dict) }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

@@ -110,6 +110,47 @@ const EVERYTHING: &[&str] = &[
     "telemetry.otlp.metrics=true",
 ];
 
+/// Every place with labels of its own, which all have one key in common. Rendering refuses a key that occurs twice.
+#[test]
+fn labels_of_an_object_take_precedence_over_common_labels() {
+    let settings = [
+        "commonLabels.team=common",
+        "podLabels.team=own",
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.serviceMonitor.bearerTokenSecret.name=scraper",
+        "metrics.serviceMonitor.labels.team=own",
+        "metrics.prometheusRule.enabled=true",
+        "metrics.prometheusRule.labels.team=own",
+        "dashboards.enabled=true",
+        "dashboards.labels.team=own",
+        r"podAnnotations.kubectl\.kubernetes\.io/default-container=other",
+    ];
+    let Some(rendered) = render(&settings) else { return };
+    let rendered = rendered.unwrap();
+    for (kind, name) in [
+        ("ServiceMonitor", "agentloop"),
+        ("PrometheusRule", "agentloop"),
+        ("ConfigMap", "agentloop-dashboards"),
+    ] {
+        assert_eq!(rendered.one(kind, name)["metadata"]["labels"]["team"], "own", "{kind}");
+    }
+    let deployment = rendered.one("Deployment", "agentloop");
+    assert_eq!(deployment["metadata"]["labels"]["team"], "common");
+    let pod = &deployment["spec"]["template"]["metadata"];
+    assert_eq!(pod["labels"]["team"], "own");
+    assert_eq!(pod["annotations"]["kubectl.kubernetes.io/default-container"], "other");
+    let settings = [
+        "commonLabels.team=common",
+        "metrics.podMonitor.enabled=true",
+        "metrics.podMonitor.labels.team=own",
+    ];
+    let rendered = render(&settings).unwrap().unwrap();
+    assert_eq!(
+        rendered.one("PodMonitor", "agentloop")["metadata"]["labels"]["team"],
+        "own"
+    );
+}
+
 #[test]
 fn helm_finds_nothing_to_complain_of() {
     let Some(mut lint) = helm() else { return };

@@ -48,6 +48,9 @@ fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {
         ("fullnameOverride=-a", "/fullnameOverride"),
         ("namespaceOverride=a.b", "/namespaceOverride"),
         ("image.registry=https://x/", "/image/registry"),
+        // Its tag would be a part of the name, and the name a part of a policy's expression.
+        ("image.repository=registry/agentloop:1.0", "/image/repository"),
+        ("image.repository=agent'loop", "/image/repository"),
         ("strategy.type=OnDelete", "/strategy/type"),
         (
             "strategy.rollingUpdate.maxSurge=half",
@@ -72,6 +75,9 @@ fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {
         ("dnsConfig.search={a}", "search"),
         ("extraObjects[0].kind=ConfigMap", "apiVersion"),
         ("metrics.podMonitor.honorLabels=true", "honorLabels"),
+        // `null` removes a section.
+        ("metrics=null", "metrics"),
+        ("metrics.serviceMonitor=null", "serviceMonitor"),
         // Services, policies and the plugin find the controller by these.
         (
             r"commonLabels.app\.kubernetes\.io/part-of=x",
@@ -110,6 +116,30 @@ fn labels_that_only_resemble_those_of_the_chart_are_accepted() {
 }
 
 #[test]
+fn a_disruption_budget_that_permits_a_drain_is_accepted() {
+    for settings in [
+        &["podDisruptionBudget.minAvailable=50%"][..],
+        &["podDisruptionBudget.minAvailable=2", "replicaCount=3"],
+        // Without a second replica there is no PodDisruptionBudget.
+        &["podDisruptionBudget.minAvailable=2", "replicaCount=1"],
+    ] {
+        let Some(rendered) = render(settings) else { return };
+        assert!(rendered.is_ok(), "{rendered:?}");
+    }
+}
+
+#[test]
+fn a_probe_that_is_null_is_left_out() {
+    let Some(rendered) = render(&["livenessProbe=null"]) else {
+        return;
+    };
+    let rendered = rendered.unwrap();
+    let container = &rendered.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container.get("livenessProbe"), None);
+    assert!(container["readinessProbe"].is_object());
+}
+
+#[test]
 fn a_lease_that_no_second_renewal_could_save_is_refused() {
     let refused = ["leaderElection.leaseDurationSeconds=10"];
     let Some(rendered) = render(&refused) else { return };
@@ -120,7 +150,7 @@ fn a_lease_that_no_second_renewal_could_save_is_refused() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused_with_what_to_do() {
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 8] = [
         (
             &["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"],
             "enable one",
@@ -135,6 +165,22 @@ fn values_that_contradict_each_other_are_refused_with_what_to_do() {
             "RUST_LOG is set by the chart",
         ),
         (&["rbac.clusterScoped=false"], "watchNamespaces is required"),
+        (
+            &[
+                "strategy.rollingUpdate.maxSurge=0",
+                "strategy.rollingUpdate.maxUnavailable=0%",
+            ],
+            "no pod could be replaced",
+        ),
+        (
+            &["podDisruptionBudget.minAvailable=2"],
+            "2 of 2 replicas would block every drain",
+        ),
+        // 1.02 replicas, rounded up.
+        (
+            &["podDisruptionBudget.minAvailable=51%"],
+            "51% of 2 replicas would block every drain",
+        ),
         (
             &["rbac.clusterScoped=false", "watchNamespaces={a}"],
             "crds.enabled=false is required",

@@ -38,7 +38,10 @@ pub fn render(settings: &[&str]) -> Option<Result<Rendered, String>> {
         return Some(Err(String::from_utf8_lossy(&ended.stderr).into_owned()));
     }
     let text = String::from_utf8(ended.stdout).unwrap();
-    let documents = serde_yaml::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap());
+    // By way of YAML values, which refuse a key that occurs twice, as Kustomize and Flux do.
+    let documents = serde_yaml::Deserializer::from_str(&text)
+        .map(|document| serde_yaml::Value::deserialize(document).expect("YAML without repeated keys"))
+        .map(|document| serde_json::to_value(document).unwrap());
     Some(Ok(Rendered(documents.filter(|document| !document.is_null()).collect())))
 }
 

@@ -91,14 +91,19 @@ impl Kubectl {
         self.helm_with_warnings(args).stdout
     }
 
-    /// The same with what it has said on standard error, where warnings of the API server are.
-    pub fn helm_with_warnings(&self, args: &[&str]) -> Ended {
+    /// Runs helm, whatever comes of it.
+    pub fn try_helm(&self, args: &[&str]) -> Ended {
         let mut command = Command::new(tool("helm"));
         command
             .env("KUBECONFIG", &self.kubeconfig)
             .args(["--namespace", &self.namespace])
             .args(args);
-        let ended = Ended::from(command.output().expect("helm starts"));
+        command.output().expect("helm starts").into()
+    }
+
+    /// As [`Self::helm`], with what it has said on standard error, where warnings of the API server are.
+    pub fn helm_with_warnings(&self, args: &[&str]) -> Ended {
+        let ended = self.try_helm(args);
         assert!(
             ended.success,
             "helm {} failed: {}{}",
