@@ -54,7 +54,7 @@ fn agents() -> Vec<Agent> {
         ],
     });
     let task = json!({
-        "conditions": ready("False"),
+        "conditions": ready("True"),
         "loop": {"state": "Stopped", "waitingTasks": 3},
     });
     let refused = json!({"conditions": [{"type": "Accepted", "status": "False", "reason": "SecretNotFound", "message": "", "lastTransitionTime": NOW}]});
