@@ -1,5 +1,15 @@
 //! What pods report about durations, turned into what is new since the report before.
+//!
+//! Each process counts from its start, and only one leader may add what it has counted. So the counts of the first report are
+//! added if no other leader can have received an earlier one of them: that of a pod that this leader has created, and that of
+//! a worker that has started since this leader received a report of the one before in the same pod. This includes what
+//! happened without a pod: a worker reads the answers to its gates when it starts, and its first report has them.
+//!
+//! Undecidable is the first report of a pod that another leader has created: whether that one has added its counts is
+//! known to nobody, and it is the same whether the leader changed before the report or after it. Such counts are not added; a
+//! change of the leader while there is no pod loses nothing, since the next leader creates the pod.
 
+use jiff::Timestamp;
 use strum::IntoEnumIterator as _;
 
 use super::duration_totals::DurationGrowth;
@@ -13,19 +23,30 @@ use crate::link::messages::PodReport;
 const MAX_NAME: usize = 1024;
 
 /// The durations that a pod has reported last.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ReportedDurations {
     /// `None`: there was no report.
     calls: Option<Vec<CallDurations>>,
     /// `None`: there was no report of a worker.
     of_loop: Option<LoopDurations>,
+    /// Start of the worker before the present one. A report of it that arrives late adds nothing.
+    former_start: Option<Timestamp>,
     /// Whether a report had a gate, open or closed.
     has_gates: bool,
 }
 
 impl ReportedDurations {
-    /// Takes the durations out of a report, and returns what is new. The first report only says where the counts are: a
-    /// former leader has added those. Of a new pod they are 0, since it makes no call before it has attached.
+    /// Of a pod that no other leader has had: its counts begin with 0.
+    pub(super) fn of_new_pod() -> Self {
+        Self {
+            calls: Some(Vec::new()),
+            of_loop: Some(LoopDurations::default()),
+            ..Self::default()
+        }
+    }
+
+    /// Takes the durations out of a report, and returns what is new. Unless the pod is [new](Self::of_new_pod), the first
+    /// report only says where the counts are: a former leader has added those.
     pub(super) fn take(&mut self, report: &mut PodReport) -> DurationGrowth {
         let mut growth = DurationGrowth::default();
         let calls = first_models(std::mem::take(&mut report.call_durations));
@@ -48,20 +69,36 @@ impl ReportedDurations {
             for decision in ApprovalDecision::iter() {
                 bound(durations.approvals.of_mut(decision), APPROVAL_BOUNDS);
             }
-            if let Some(before) = &self.of_loop {
-                growth.turns = durations.turns.since(&before.turns);
-                growth.tool_runs = durations.tool_runs.since(&before.tool_runs);
-                for decision in ApprovalDecision::iter() {
-                    let (now, before) = (durations.approvals.of(decision), before.approvals.of(decision));
-                    *growth.approvals.of_mut(decision) = now.since(before);
-                }
-            }
             let has_gates = !said.gates.is_empty() || !durations.approvals.is_none();
             growth.first_gate = has_gates && !self.has_gates;
             self.has_gates |= has_gates;
-            self.of_loop = Some(durations);
+            self.take_loop(durations, &mut growth);
         }
         growth
+    }
+
+    /// Adds what the loop has more.
+    fn take_loop(&mut self, now: LoopDurations, growth: &mut DurationGrowth) {
+        let is_late = now.start.is_some() && now.start == self.former_start;
+        // The report of a worker that cannot run its loop counts nothing: one that is late must not begin at 0 after it.
+        let has_no_counts = now.start.is_none() && self.of_loop.as_ref().is_some_and(|before| before.start.is_some());
+        if is_late || has_no_counts {
+            return;
+        }
+        if let Some(before) = &mut self.of_loop {
+            // A worker that does not say when it started is of an older version, and recognized by lower counts only.
+            if before.start != now.start && now.start.is_some() {
+                self.former_start = before.start;
+                *before = LoopDurations::default();
+            }
+            growth.turns = now.turns.since(&before.turns);
+            growth.tool_runs = now.tool_runs.since(&before.tool_runs);
+            for decision in ApprovalDecision::iter() {
+                let (now, before) = (now.approvals.of(decision), before.approvals.of(decision));
+                *growth.approvals.of_mut(decision) = now.since(before);
+            }
+        }
+        self.of_loop = Some(now);
     }
 }
 
@@ -227,6 +264,64 @@ mod tests {
         let mut reported = ReportedDurations::default();
         let growth = reported.take(&mut denied(&[5]));
         assert_eq!((growth.first_gate, growth.approvals.is_none()), (true, true));
+    }
+
+    /// A worker that started at this second has seen gates approved, and turns completed.
+    fn of_worker(second: i64, approved: &[u64], turns: &[u64]) -> PodReport {
+        let mut report = of_loop(turns, &[]);
+        if let Some(said) = &mut report.loop_ {
+            said.durations.start = Some(Timestamp::from_second(second).unwrap());
+            said.durations.approvals.approved = counts(approved);
+        }
+        report
+    }
+
+    /// The new approvals and turns.
+    fn grown(reported: &mut ReportedDurations, mut report: PodReport) -> (Vec<u64>, Vec<u64>) {
+        let growth = reported.take(&mut report);
+        (growth.approvals.approved.buckets, growth.turns.buckets)
+    }
+
+    #[test]
+    fn the_first_report_of_a_new_pod_counts_in_full_and_that_of_a_known_pod_does_not() {
+        let first = || of_worker(7, &[0, 2], &[1]);
+        let mut of_new = ReportedDurations::of_new_pod();
+        assert_eq!(
+            grown(&mut of_new, calls(&[])),
+            (vec![], vec![]),
+            "no worker has reported"
+        );
+        assert_eq!(grown(&mut of_new, first()), (vec![0, 2], vec![1]));
+        assert_eq!(grown(&mut of_new, first()), (vec![0, 0], vec![0]));
+        let mut of_new = ReportedDurations::of_new_pod();
+        assert_eq!(new_calls(&mut of_new, calls(&[("m", &[5])])), new(&[("m", &[5])]));
+        let mut known = ReportedDurations::default();
+        assert_eq!(grown(&mut known, first()), (vec![], vec![]));
+        assert_eq!(grown(&mut known, of_worker(7, &[0, 3], &[1])), (vec![0, 1], vec![0]));
+    }
+
+    #[test]
+    fn a_worker_that_starts_again_in_its_pod_counts_in_full() {
+        let mut reported = ReportedDurations::default();
+        assert_eq!(grown(&mut reported, of_worker(7, &[5], &[9])), (vec![], vec![]));
+        // It approved as many as the one before, or fewer.
+        assert_eq!(grown(&mut reported, of_worker(8, &[5], &[1])), (vec![5], vec![1]));
+        assert_eq!(grown(&mut reported, of_worker(9, &[1], &[])), (vec![1], vec![]));
+        // The clock was set back meanwhile.
+        assert_eq!(grown(&mut reported, of_worker(2, &[1], &[])), (vec![1], vec![]));
+        assert_eq!(grown(&mut reported, of_worker(2, &[2], &[])), (vec![1], vec![]));
+    }
+
+    #[test]
+    fn a_late_report_of_the_worker_before_and_one_without_counts_change_nothing() {
+        let mut reported = ReportedDurations::default();
+        assert_eq!(grown(&mut reported, of_worker(7, &[5], &[])), (vec![], vec![]));
+        assert_eq!(grown(&mut reported, of_worker(8, &[2], &[])), (vec![2], vec![]));
+        assert_eq!(grown(&mut reported, of_worker(7, &[5], &[])), (vec![], vec![]));
+        assert_eq!(grown(&mut reported, of_worker(8, &[2], &[])), (vec![0], vec![]));
+        // Another one cannot open the journal.
+        assert_eq!(grown(&mut reported, of_loop(&[], &[])), (vec![], vec![]));
+        assert_eq!(grown(&mut reported, of_worker(8, &[3], &[])), (vec![1], vec![]));
     }
 
     #[test]

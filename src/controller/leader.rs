@@ -210,7 +210,11 @@ impl Leader {
             });
         }
         // The collectors of metrics have sinks too, and outlive this leader.
-        let recorder = EventRecorder::new(self.client.clone(), self.instance());
+        let recorder = EventRecorder::new(
+            self.client.clone(),
+            self.instance(),
+            self.metrics.dropped_events.clone(),
+        );
         let finished = finished.clone();
         parts.spawn(async move {
             publish(recorder, queue, finished).await;

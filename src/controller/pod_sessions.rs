@@ -22,6 +22,7 @@ use crate::link::events::{ClientRefusal, EventSubscription, EventsPage};
 use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, PodReport, RefusalCode, TelemetryLoss};
 use crate::link::sensor_messages::SensorTerms;
 use crate::link::text_fragments::TextFragment;
+use crate::telemetry::namespace_totals::NamespaceTotals;
 
 /// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ struct PodSessionTable {
     lost_leases: HashMap<NamespacedName, i64>,
     /// The Sensors that run in each Agent's pod, whether it has one or not.
     sensors: HashMap<NamespacedName, Vec<SensorTerms>>,
+    /// Uid of the pod that this leader has created for each Agent, until its session begins.
+    created: HashMap<NamespacedName, String>,
     /// Agents without a pod for which something has arrived.
     wanted: HashSet<NamespacedName>,
     /// The events that can wake each Agent's loop, whether it has a pod or not.
@@ -77,6 +80,8 @@ pub struct PodSessions {
     stores_history: bool,
     /// Takes what the pods report about durations.
     durations: OnceLock<Arc<DurationTotals>>,
+    /// Takes what the gateways report about refused calls.
+    sums: OnceLock<Arc<NamespaceTotals>>,
 }
 
 impl PodSessions {
@@ -90,6 +95,7 @@ impl PodSessions {
                 changed,
                 stores_history: false,
                 durations: OnceLock::new(),
+                sums: OnceLock::new(),
             },
             stream,
         )
@@ -106,6 +112,19 @@ impl PodSessions {
         if self.durations.set(totals).is_err() {
             tracing::error!("the durations that pods report are counted already");
         }
+    }
+
+    /// Adds the refused calls that gateways report to these sums from now on. Has an effect once.
+    pub fn count_refused_calls(&self, sums: Arc<NamespaceTotals>) {
+        if self.sums.set(sums).is_err() {
+            tracing::error!("the refused calls that gateways report are counted already");
+        }
+    }
+
+    /// This leader has created the pod with this uid for the Agent. No other leader can have received a report of it, so that
+    /// its first one counts in full. A pod whose creation had no answer counts as one of a former leader.
+    pub(super) fn pod_created(&self, agent: &NamespacedName, pod_uid: &str) {
+        self.lock().created.insert(agent.clone(), pod_uid.to_owned());
     }
 
     /// Registers the pod of the Agent with this uid, with the known totals and its directives. Idempotent; a different pod starts a new
@@ -138,6 +157,8 @@ impl PodSessions {
             }
             // A different pod: replacing the session closes the old pod's directives and subscriptions.
             _ => {
+                // Once: if this session ends before its pod does, the next one of that pod does not begin at 0.
+                let is_new = table.created.remove(agent).is_some_and(|uid| uid == pod.uid);
                 let entry = PodSession {
                     pod,
                     agent_uid: agent_uid.to_owned(),
@@ -146,7 +167,11 @@ impl PodSessions {
                     last_report: None,
                     contact: None,
                     readings: EventSubscriptions::default(),
-                    durations: ReportedDurations::default(),
+                    durations: if is_new {
+                        ReportedDurations::of_new_pod()
+                    } else {
+                        ReportedDurations::default()
+                    },
                 };
                 table.entries.insert(agent.clone(), entry);
                 table.wanted.remove(agent);
@@ -224,6 +249,7 @@ impl PodSessions {
         let mut table = self.lock();
         table.entries.remove(agent);
         table.lost_leases.remove(agent);
+        table.created.remove(agent);
     }
 
     /// Something has arrived for an Agent that was scaled to zero: the reconciler creates its pod. Lost with this process;
@@ -342,6 +368,10 @@ impl PodSessions {
         let owner = entry.agent_uid.clone();
         let news = entry.last_report.as_ref().is_none_or(|last| last.report != report);
         let lost = report.budget.lost_leases;
+        if let Some(sums) = self.sums.get() {
+            // Under the lock, so that two reports are added in the order in which they were received.
+            sums.refused_reported((agent, &owner), report.budget.refused_calls);
+        }
         entry.last_report = Some(ReceivedReport { report, at: now });
         table.lost_leases.insert(agent.clone(), lost);
         if news {
@@ -491,80 +521,4 @@ fn authorized_session<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expected() {
-        let (sessions, _changed) = PodSessions::new();
-        let (agent, now) = (NamespacedName::new("team-a", "x"), Timestamp::UNIX_EPOCH);
-        let pod = |uid: &str, epoch| LivePod { uid: uid.into(), epoch };
-        let expect = |owner: &str, pod: LivePod| {
-            sessions.expect_pod((&agent, owner), pod, LoopTotals::default(), Directives::default());
-        };
-        let owner_of = |pod: &LivePod| sessions.owner_of(&agent, pod, now).map_err(|refusal| refusal.code);
-        assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::NotLeading));
-        expect("first", pod("p1", 1));
-        expect("first", pod("p1", 1));
-        assert_eq!(owner_of(&pod("p1", 1)).as_deref(), Ok("first"));
-        // The Agent was created again under its name, and so was its pod, with the first epoch.
-        expect("second", pod("p2", 1));
-        assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
-        assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
-        assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
-    }
-
-    /// The subscriptions to `agents` Agents of a namespace, as many as each may have.
-    fn subscribe_all(sessions: &PodSessions, namespace: &str, agents: usize) -> Vec<PageReceiver> {
-        let mut readers = Vec::new();
-        for number in 0..agents {
-            let agent = NamespacedName::new(namespace, number.to_string());
-            let pod = LivePod {
-                uid: format!("{agent}"),
-                epoch: 1,
-            };
-            sessions.expect_pod((&agent, "uid"), pod, LoopTotals::default(), Directives::default());
-            for _ in 0..READINGS_OF_ONE {
-                readers.push(subscribe(sessions, &agent).unwrap());
-            }
-        }
-        readers
-    }
-
-    fn subscribe(sessions: &PodSessions, agent: &NamespacedName) -> Result<PageReceiver, ClientRefusal> {
-        let opened = sessions.open_subscription(agent, EventSubscription::default());
-        opened.map(|(_, pages)| pages)
-    }
-
-    #[test]
-    fn a_tenant_who_holds_all_places_of_readers_gives_way_to_another_one() {
-        let (sessions, _changed) = PodSessions::new();
-        let agents = READINGS_OF_ALL / READINGS_OF_ONE;
-        let _other = subscribe_all(&sessions, "team-b", 1);
-        let held = subscribe_all(&sessions, "team-a", agents - 1);
-        let gone = |readers: &[PageReceiver]| readers.iter().filter(|reader| reader.is_displaced()).count();
-        assert_eq!(gone(&held), 0, "with the last place taken nobody loses one");
-        // Another Agent of the same namespace takes none.
-        let (more, new) = (
-            NamespacedName::new("team-a", "more"),
-            NamespacedName::new("team-c", "new"),
-        );
-        for agent in [&more, &new] {
-            let pod = LivePod {
-                uid: format!("{agent}"),
-                epoch: 1,
-            };
-            sessions.expect_pod((agent, "uid"), pod, LoopTotals::default(), Directives::default());
-        }
-        assert!(subscribe(&sessions, &more).is_err());
-        let mut admitted = Vec::new();
-        for count in 1..=READINGS_OF_ONE {
-            admitted.push(subscribe(&sessions, &new).unwrap());
-            assert_eq!(gone(&held), count);
-        }
-        assert!(held[0].is_displaced(), "the oldest first");
-        assert_eq!(gone(&admitted), 0);
-        // It is not taken back.
-        assert!(subscribe(&sessions, &more).is_err());
-    }
-}
+mod tests;

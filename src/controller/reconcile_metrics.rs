@@ -43,9 +43,10 @@ impl MetricsObserver {
         workers: u16,
         level: PerObject,
     ) -> Self {
-        let totals = Arc::new(NamespaceTotals::new(refused_calls(&loops)));
+        let totals = Arc::new(NamespaceTotals::default());
         let durations = Arc::new(durations(&metrics, &agents));
         loops.count_durations(durations.clone());
+        loops.count_refused_calls(totals.clone());
         Self {
             reconciles: ReconcileMetrics::new(metrics.clone(), "agent", workers),
             metrics,
@@ -142,115 +143,4 @@ fn refused_calls(loops: &Arc<PodSessions>) -> RefusedCalls {
 }
 
 #[cfg(test)]
-mod tests {
-    use kube::runtime::reflector;
-    use kube::runtime::watcher::Event;
-    use serde_json::json;
-
-    use super::*;
-    use crate::controller::pod_sessions::LivePod;
-    use crate::controller::runtime::guarded::GuardedObject;
-    use crate::link::messages::{Directives, LoopTotals, PodReport};
-    use crate::telemetry::exposition::{ExpositionFormat, MetricWriter};
-    use crate::telemetry::families::SeriesSource;
-
-    fn agent(name: &str) -> Agent {
-        let object = json!({
-            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
-            "metadata": {"namespace": "ns", "name": name, "uid": name},
-            "spec": {"model": {"api": "Scripted", "name": "m"}},
-        });
-        serde_json::from_value(object).unwrap()
-    }
-
-    fn has_durations(observer: &MetricsObserver) -> bool {
-        let mut length = 0;
-        let mut sink = |piece: Vec<u8>| {
-            length += piece.len();
-            true
-        };
-        let mut out = MetricWriter::new(ExpositionFormat::Text, &mut sink);
-        observer.durations.write(&mut out);
-        out.finish();
-        length > 0
-    }
-
-    fn observer(metrics: &Arc<Metrics>, loops: &Arc<PodSessions>) -> MetricsObserver {
-        let readiness = Readiness::waiting("the caches to fill");
-        MetricsObserver::new(
-            metrics.clone(),
-            Arc::default(),
-            loops.clone(),
-            readiness,
-            1,
-            PerObject::Disabled,
-        )
-    }
-
-    /// The calls of namespace `ns`, as a scrape shows them.
-    fn calls(metrics: &Metrics) -> Option<String> {
-        let mut text = Vec::new();
-        let mut sink = |piece: Vec<u8>| {
-            text.extend(piece);
-            true
-        };
-        metrics.write(ExpositionFormat::Text, &mut sink);
-        let text = String::from_utf8(text).unwrap();
-        let series = "agentloop_namespace_calls_total{namespace=\"ns\"} ";
-        text.lines()
-            .find_map(|line| line.strip_prefix(series).map(str::to_owned))
-    }
-
-    #[test]
-    fn the_sums_of_namespaces_are_exported_once_all_agents_are_in_them() {
-        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
-        let observer = observer(&metrics, &loops);
-        let (store, mut writer) = reflector::store();
-        for (name, calls_of) in [("a", 1_000), ("b", 200)] {
-            assert_eq!(calls(&metrics), None);
-            let mut agent = agent(name);
-            agent.status = serde_json::from_value(json!({"usage": {"calls": calls_of}})).unwrap();
-            writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent.clone()))));
-            observer.agent_seen(&agent);
-        }
-        observer.agents(AgentsView::new(vec![store]));
-        assert_eq!(calls(&metrics).as_deref(), Some("1200"));
-    }
-
-    #[test]
-    fn the_durations_of_a_namespace_last_as_long_as_it_has_agents() {
-        let (loops, metrics) = (Arc::new(PodSessions::new().0), Arc::new(Metrics::new().unwrap()));
-        let observer = observer(&metrics, &loops);
-        let (store, mut writer) = reflector::store();
-        observer.agents(AgentsView::new(vec![store]));
-        for name in ["a", "b"] {
-            writer.apply_watcher_event(&Event::Apply(GuardedObject(Ok(agent(name)))));
-            observer.agent_seen(&agent(name));
-        }
-        let key = |name: &str| NamespacedName::new("ns", name);
-        let pod = LivePod {
-            uid: "p".into(),
-            epoch: 1,
-        };
-        loops.expect_pod(
-            (&key("a"), "a"),
-            pod.clone(),
-            LoopTotals::default(),
-            Directives::default(),
-        );
-        for count in [0, 1] {
-            let report = json!({"epoch": 1, "callDurations": [{"model": "m", "counts": {"buckets": [count]}}]});
-            let report: PodReport = serde_json::from_value(report).unwrap();
-            loops
-                .report(&key("a"), &pod, report, jiff::Timestamp::UNIX_EPOCH)
-                .unwrap();
-        }
-        assert!(has_durations(&observer));
-        observer.agent_deleted(&key("a"));
-        assert!(has_durations(&observer), "another Agent is there");
-        observer.agents_listed(None, &BTreeSet::from([key("b")]));
-        assert!(has_durations(&observer));
-        observer.agent_deleted(&key("b"));
-        assert!(!has_durations(&observer));
-    }
-}
+mod tests;

@@ -155,6 +155,10 @@ impl ApprovalWaits {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoopDurations {
+    /// When the worker that counts them started, by its clock. The reader only compares it: another time is another worker,
+    /// whose counts begin with 0. Absent from a worker of an older version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<jiff::Timestamp>,
     /// Completed turns, in buckets of [`TURN_BOUNDS`].
     pub turns: DurationCounts,
     /// Tool runs, in buckets of [`CALL_BOUNDS`].

@@ -218,8 +218,10 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.reasoning_tokens));
     }),
     (&registry::AGENT_REFUSED_CALLS, |agent, out| {
-        let refused = (agent.gateways.refused)(agent.id[0], agent.id[1]);
-        out.put(&[], number(refused.unwrap_or_default()));
+        // Not 0 before the first report of a pod: the total would then look like growth.
+        if let Some(refused) = (agent.gateways.refused)(agent.id[0], agent.id[1]) {
+            out.put(&[], number(refused));
+        }
     }),
     (&registry::AGENT_SUSPENDED, |agent, out| {
         put_above_zero(out, &[], agent.agent.spec.suspend.into());

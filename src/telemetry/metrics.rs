@@ -71,6 +71,8 @@ pub struct Metrics {
     forfeited: Vec<Counter>,
     /// Leases that gateways lost with their storage.
     pub lost_leases: IntCounter,
+    /// Kubernetes Events that were not written, since their objects had too many.
+    pub dropped_events: IntCounter,
     /// Traces of reconciles.
     pub reconcile_traces: Arc<ReconcileTraces>,
     dropped: IntCounterVec,
@@ -108,6 +110,7 @@ impl Metrics {
                 .map(|kind| Counter::with_opts(forfeited(kind).opts()))
                 .collect::<Result<_, _>>()?,
             lost_leases: IntCounter::with_opts(registry::LOST_LEASES.opts())?,
+            dropped_events: IntCounter::with_opts(registry::KUBERNETES_EVENTS_DROPPED.opts())?,
             reconcile_traces: Arc::default(),
             dropped: counters(&registry::TELEMETRY_DROPPED)?,
             drop_counts: Mutex::default(),
@@ -227,6 +230,7 @@ impl Metrics {
             self.register(counter.clone())?;
         }
         self.register(self.lost_leases.clone())?;
+        self.register(self.dropped_events.clone())?;
         self.register(self.dropped.clone())?;
         self.register(ProcessCollector::for_self())
     }

@@ -1,7 +1,7 @@
 //! Sums over the Agents of each namespace, which keep what deleted Agents had.
 //!
 //! Every version of an Agent that the watch shows adds its growth to its namespace, so that nothing between two scrapes
-//! is lost and no counter ever decreases within a process.
+//! is lost and no counter ever decreases within a process. Refused calls are in no status: each report of a gateway adds their growth.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kube::ResourceExt;
 use strum::IntoEnumIterator;
 
-use super::agent_collector::{RefusedCalls, tool_outcomes, trips};
+use super::agent_collector::{tool_outcomes, trips};
 use super::exposition::MetricWriter;
 use super::families::{Samples, SeriesSource, number};
 use super::registry::{self, Metric};
@@ -83,7 +83,8 @@ struct SeenAgent {
     uid: String,
     /// Its totals, in the order of the series.
     totals: Vec<i64>,
-    refused: i64,
+    /// Its refused calls in the last report of its gateway to this leader; `None`: there was none.
+    refused: Option<i64>,
     state: Option<LoopState>,
     open_gates: usize,
 }
@@ -109,21 +110,19 @@ struct SumTable {
 /// The sums of all namespaces.
 pub struct NamespaceTotals {
     series: Vec<SumSeries>,
-    refused: RefusedCalls,
     table: Mutex<SumTable>,
 }
 
-impl NamespaceTotals {
-    /// `refused` returns the number of calls that limits refused to an Agent.
-    #[must_use]
-    pub fn new(refused: RefusedCalls) -> Self {
+impl Default for NamespaceTotals {
+    fn default() -> Self {
         Self {
             series: SumSeries::all(),
-            refused,
             table: Mutex::default(),
         }
     }
+}
 
+impl NamespaceTotals {
     /// Adds what the Agent has more than when it was last seen.
     pub fn agent_seen(&self, agent: &Agent) {
         let id = NamespacedName::of(agent);
@@ -134,7 +133,6 @@ impl NamespaceTotals {
             .iter()
             .map(|series| usage.map_or(0, |usage| (series.of_agent)(usage)))
             .collect();
-        let refused = (self.refused)(&id.namespace, &id.name).unwrap_or_default();
         let mut table = self.lock();
         let SumTable { agents, namespaces, .. } = &mut *table;
         let sums = namespaces.entry(id.namespace.clone()).or_default();
@@ -156,11 +154,29 @@ impl NamespaceTotals {
             *sum = sum.saturating_add((total - *last).max(0));
             *last = total.max(*last);
         }
-        known.count_refused(refused, sums);
         known.state = status
             .and_then(|status| status.r#loop.as_ref())
             .map(|state| state.state);
         known.open_gates = status.map_or(0, |status| status.gates.len());
+    }
+
+    /// Adds the calls that limits have refused to the Agent with this uid since the last report of its gateway, whichever pod that
+    /// was in: the count is a total of the gateway's record, which outlasts pods.
+    ///
+    /// The first report to this leader adds nothing, since a former leader has added it. What was refused between the last
+    /// report to that one and this report is lost. After a lower count nothing is added either, and counting goes on from there:
+    /// the gateway has lost its storage, or the report arrives late, and then nearly all of it would be added again.
+    pub fn refused_reported(&self, (agent, uid): (&NamespacedName, &str), refused: i64) {
+        let mut table = self.lock();
+        let SumTable { agents, namespaces, .. } = &mut *table;
+        let seen = agents.get_mut(agent).filter(|seen| seen.uid == uid);
+        let Some((seen, sums)) = seen.zip(namespaces.get_mut(&agent.namespace)) else {
+            return;
+        };
+        if let Some(before) = seen.refused {
+            sums.refused = sums.refused.saturating_add(refused.saturating_sub(before).max(0));
+        }
+        seen.refused = Some(refused);
     }
 
     /// The Agent was deleted. Its namespace keeps what it had. Returns whether it was the last one there.
@@ -191,15 +207,10 @@ impl NamespaceTotals {
 
     /// The sums of each namespace now, and its Agents by state and their open gates.
     fn read(&self) -> BTreeMap<String, (NamespaceSums, NamespaceGauges)> {
-        let mut table = self.lock();
-        let SumTable { agents, namespaces, .. } = &mut *table;
+        let table = self.lock();
+        let SumTable { agents, namespaces, .. } = &*table;
         let mut gauges: BTreeMap<&str, NamespaceGauges> = BTreeMap::new();
         for (id, seen) in agents {
-            if let Some(refused) = (self.refused)(&id.namespace, &id.name)
-                && let Some(sums) = namespaces.get_mut(&id.namespace)
-            {
-                seen.count_refused(refused, sums);
-            }
             let of_namespace = gauges.entry(&id.namespace).or_default();
             *of_namespace.agents.entry(seen.state).or_default() += 1;
             of_namespace.open_gates += seen.open_gates;
@@ -225,21 +236,10 @@ impl SeenAgent {
         Self {
             uid: String::new(),
             totals: vec![0; series],
-            refused: 0,
+            refused: None,
             state: None,
             open_gates: 0,
         }
-    }
-
-    /// The count of a gateway that lost its storage begins again.
-    fn count_refused(&mut self, refused: i64, sums: &mut NamespaceSums) {
-        let growth = if refused < self.refused {
-            refused
-        } else {
-            refused - self.refused
-        };
-        sums.refused = sums.refused.saturating_add(growth);
-        self.refused = refused;
     }
 }
 

@@ -118,7 +118,7 @@ metrics! {
     AGENT_REASONING_TOKENS = Agents Counter "agentloop_agent_reasoning_tokens_total" ["namespace", "agent", "model"]
         "Total number of reasoning tokens, part of type output in agentloop_agent_tokens_total; absent at 0.";
     AGENT_REFUSED_CALLS = Agents Counter "agentloop_agent_refused_calls_total" ["namespace", "agent"]
-        "Total number of calls refused by a limit, as last reported by the gateway; 0 until the first report.";
+        "Total number of calls refused by a limit, as last reported by the gateway; absent until the first report.";
     AGENT_SUSPENDED = Agents Gauge "agentloop_agent_spec_suspended" ["namespace", "agent"]
         "Whether spec.suspend is true; always 1, absent otherwise.";
     AGENT_CONDITION = Agents Gauge "agentloop_agent_status_condition" ["namespace", "agent", "condition", "status"]
@@ -157,7 +157,7 @@ metrics! {
     NAMESPACE_APPROVALS = Namespaces Gauge "agentloop_namespace_pending_approvals" ["namespace"]
         "Number of open gates, which wait for the approval of a person.";
     NAMESPACE_REFUSED = Namespaces Counter "agentloop_namespace_refused_calls_total" ["namespace"]
-        "Total number of calls refused by a limit, as reported by the gateways.";
+        "Total number of calls refused by a limit, as reported by the gateways to this leader.";
     NAMESPACE_TASKS = Namespaces Counter "agentloop_namespace_tasks_total" ["namespace", "outcome"]
         "Total number of tasks and requests that have ended, by outcome: Completed, Failed or LimitReached.";
     NAMESPACE_TOKENS = Namespaces Counter "agentloop_namespace_tokens_total" ["namespace", "type"]
@@ -251,6 +251,8 @@ metrics! {
         "Time at which the database last answered a batch of a history, as a Unix timestamp; 0: not since the start of this replica.";
     HISTORY_ROWS = Controller Counter "agentloop_history_rows_total" ["record"]
         "Total number of rows of histories written to the database, by record (execution, step or audit).";
+    KUBERNETES_EVENTS_DROPPED = Controller Counter "agentloop_kubernetes_events_dropped_total" []
+        "Total number of Kubernetes Events that were not written because their object had too many of the same reason.";
     FORFEITED_CALLS = Controller Counter "agentloop_ledger_forfeited_calls_total" []
         "Total amount in model calls forfeited by lost gateways and charged to their budgets.";
     FORFEITED_INPUT = Controller Counter "agentloop_ledger_forfeited_input_tokens_total" []

@@ -170,7 +170,7 @@ impl<'a> LoopDriver<'a> {
     #[must_use]
     pub fn new(parts: DriverParts<'a>, first: &GatewayUpdate) -> Self {
         let steps = JournaledEngine::new(parts.engine, parts.journal);
-        let times = LoopTimes::new(&steps.view().gates);
+        let times = LoopTimes::new(&steps.view().gates, Timestamp::now());
         Self {
             agent: parts.agent,
             steps,

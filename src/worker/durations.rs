@@ -27,10 +27,11 @@ pub struct LoopTimes {
 }
 
 impl LoopTimes {
-    /// Begins with the gates that are open.
+    /// Begins with the gates that are open when this worker starts.
     #[must_use]
-    pub fn new(open: &[OpenGate]) -> Self {
+    pub fn new(open: &[OpenGate], start: Timestamp) -> Self {
         let mut times = Self::default();
+        times.counted.start = Some(start);
         for OpenGate { gate, .. } in open {
             begin(&mut times.gates, &gate.id, gate.opened_at);
         }
@@ -258,8 +259,13 @@ mod tests {
         };
         let month = i64::try_from(MAX_MEAN / 1_000_000).unwrap();
         for (age, counted) in [(month - 1, month - 1), (month, month), (month + 1, month)] {
-            let mut times = LoopTimes::new(&[open("a", 1_000), open("b", 0)]);
-            assert!(times.report().is_none());
+            let start = Timestamp::from_second(2_000).unwrap();
+            let mut times = LoopTimes::new(&[open("a", 1_000), open("b", 0)], start);
+            let nothing = LoopDurations {
+                start: Some(start),
+                ..LoopDurations::default()
+            };
+            assert_eq!(times.report(), nothing);
             times.observe(&[of_gate(RecordKind::GateResolved, "a denied", 1_000 + age)]);
             assert_eq!(waits(&times), [("Denied", 1, u64::try_from(counted).unwrap())]);
         }

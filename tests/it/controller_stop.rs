@@ -71,7 +71,11 @@ async fn an_event_of_a_reconcile_that_runs_when_the_stop_comes_is_published() {
         run(parts).await;
         finished.cancel();
     };
-    let recorder = EventRecorder::new(server.client(), "agentloop-0".into());
+    let recorder = EventRecorder::new(
+        server.client(),
+        "agentloop-0".into(),
+        Metrics::new().unwrap().dropped_events,
+    );
     tokio::join!(reconciler, publish(recorder, queue, finished.clone()));
     let sent = server.list("events.k8s.io/events");
     let reasons: Vec<_> = sent.iter().map(|event| event["reason"].clone()).collect();

@@ -183,7 +183,12 @@ async fn create(
         return Ok(Err(PodObstacle::SharedTaken(message)));
     }
     match call("create a pod", create_pod(&ctx.shared.client, namespace, pod)).await {
-        Ok(created) => Ok(Ok(created)),
+        Ok(created) => {
+            ctx.shared
+                .loops
+                .pod_created(&subject.key, created.metadata.uid.as_deref().unwrap_or_default());
+            Ok(Ok(created))
+        }
         Err(error) if error.is(Status::is_already_exists) => {
             let api: Api<WatchedPod> = subject.api(ctx);
             let existing = find("get a pod", api.get(&subject.key.name)).await?;

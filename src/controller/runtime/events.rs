@@ -9,10 +9,12 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use prometheus::IntCounter;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::event_limiter::EventLimiter;
 use super::names;
 use crate::support::hash;
 
@@ -101,12 +103,18 @@ pub async fn publish(mut recorder: EventRecorder, mut queue: EventQueue, finishe
     }
 }
 
+/// Hash of what Events have in common.
+pub(super) type EventHash = [u8; hash::BYTES];
+
 /// Writes Events with this process as the reporting instance. The same Event again is counted in the series of the first
-/// one; one with another note is an Event of its own, since a series has the note of its first Event only.
+/// one; one with another note is an Event of its own, since a series has the note of its first Event only. Of those with one
+/// reason about one object, a burst and then one every few minutes are written, and the others are dropped.
 pub struct EventRecorder {
     client: Client,
     instance: String,
-    recent: HashMap<[u8; hash::BYTES], RecentEvent>,
+    recent: HashMap<EventHash, RecentEvent>,
+    limiter: EventLimiter,
+    dropped: IntCounter,
 }
 
 /// An Event that becomes a series if it is repeated soon.
@@ -117,13 +125,15 @@ struct RecentEvent {
 }
 
 impl EventRecorder {
-    /// A recorder that has written no Events.
+    /// A recorder that has written no Events. `dropped` counts those that it does not write.
     #[must_use]
-    pub fn new(client: Client, instance: String) -> Self {
+    pub fn new(client: Client, instance: String, dropped: IntCounter) -> Self {
         Self {
             client,
             instance,
             recent: HashMap::new(),
+            limiter: EventLimiter::default(),
+            dropped,
         }
     }
 
@@ -136,12 +146,16 @@ impl EventRecorder {
         notice.note = limit_note(notice.note);
         let identity = identity(&notice, &about);
         self.recent.retain(|_, recent| now.duration_since(recent.last) < SERIES);
+        if !self.limiter.admit(limit_key(&notice, &about), now) {
+            self.drop_event(&identity, &notice.reason, &about, now);
+            return Ok(());
+        }
         // Events about objects outside namespaces are in this one.
         let namespace = about.namespace.as_deref().unwrap_or("default");
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         // It is forgotten if the write fails: the Event may be gone.
         let recent = if let Some(RecentEvent { name, count, .. }) = self.recent.remove(&identity) {
-            let count = count + 1;
+            let count = count.saturating_add(1);
             let series = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
             events
                 .patch(&name, &PatchParams::default(), &Patch::Merge(&series))
@@ -160,6 +174,24 @@ impl EventRecorder {
         };
         self.recent.insert(identity, recent);
         Ok(())
+    }
+
+    /// A repetition is counted in its series, and is written with the next one that is admitted.
+    fn drop_event(&mut self, identity: &EventHash, reason: &str, about: &ObjectReference, now: Timestamp) {
+        if let Some(recent) = self.recent.get_mut(identity) {
+            recent.count = recent.count.saturating_add(1);
+            recent.last = now;
+        }
+        self.dropped.inc();
+        let (namespace, name) = (about.namespace.as_deref(), about.name.as_deref());
+        tracing::debug!(
+            reason,
+            kind = about.kind.as_deref(),
+            namespace,
+            name,
+            dropped = self.dropped.get(),
+            "dropped an Event; its object had too many with this reason"
+        );
     }
 
     fn make_room(&mut self) {
@@ -194,16 +226,24 @@ impl EventRecorder {
 }
 
 /// Hash of what makes two Events the same. The version of the object does not.
-fn identity(notice: &KubeEvent, about: &ObjectReference) -> [u8; hash::BYTES] {
-    let object = [
-        &about.api_version,
-        &about.kind,
-        &about.namespace,
-        &about.name,
-        &about.uid,
-    ];
+fn identity(notice: &KubeEvent, about: &ObjectReference) -> EventHash {
     let event = (notice.warning, &notice.reason, notice.action, &notice.note);
-    hash::sha256(json!([object, event]).to_string())
+    hash::sha256(json!([object_fields(about), event]).to_string())
+}
+
+/// Hash of what the Events have in common that are limited together.
+fn limit_key(notice: &KubeEvent, about: &ObjectReference) -> EventHash {
+    hash::sha256(json!([object_fields(about), notice.reason]).to_string())
+}
+
+fn object_fields(about: &ObjectReference) -> [Option<&str>; 5] {
+    [
+        about.api_version.as_deref(),
+        about.kind.as_deref(),
+        about.namespace.as_deref(),
+        about.name.as_deref(),
+        about.uid.as_deref(),
+    ]
 }
 
 /// The note, or its beginning if it is too long.
@@ -225,6 +265,7 @@ async fn next(queue: &mut EventQueue, finished: &CancellationToken) -> Option<(K
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex};
 
@@ -261,7 +302,19 @@ mod tests {
                     Ok(Response::new(event.to_string().into()))
                 }
             });
-            EventRecorder::new(Client::new(answer, "default"), "pod".into())
+            let dropped = IntCounter::new("dropped", "Dropped Events").unwrap();
+            EventRecorder::new(Client::new(answer, "default"), "pod".into(), dropped)
+        }
+
+        /// How many Events about each object there are, by reason.
+        fn counts(&self) -> BTreeMap<(String, String), usize> {
+            let mut counts = BTreeMap::new();
+            for event in self.events.lock().unwrap().values() {
+                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                let of = (text(&event["regarding"]["name"]), text(&event["reason"]));
+                *counts.entry(of).or_default() += 1;
+            }
+            counts
         }
 
         fn write(&self, method: &Method, path: &str, body: Value) -> Value {
@@ -371,16 +424,62 @@ mod tests {
         let mut recorder = server.recorder();
         let last = i64::try_from(MAX_RECENT).unwrap();
         for number in (0..=last).chain([0, last]) {
-            let (note, time) = (
-                number.to_string(),
-                at(server.events.lock().unwrap().len().try_into().unwrap()),
-            );
-            recorder.record(answered(&note), helper(0), time).await.unwrap();
+            let time = at(server.events.lock().unwrap().len().try_into().unwrap());
+            // Each with a reason of its own, so that none is dropped.
+            let event = KubeEvent::normal(&format!("Reason{number}"), "Answer", number.to_string());
+            recorder.record(event, helper(0), time).await.unwrap();
         }
         assert_eq!(recorder.recent.len(), MAX_RECENT);
         let stored = server.stored();
         assert_eq!(stored[..2], [("0".into(), None), ("0".into(), None)]);
         assert!(stored.contains(&(last.to_string(), Some(2))));
+    }
+
+    #[tokio::test]
+    async fn events_with_ever_new_notes_are_limited_by_object_and_reason() {
+        let server = EventServer::default();
+        let mut recorder = server.recorder();
+        let other = ObjectReference {
+            name: Some("other".into()),
+            ..helper(0)
+        };
+        let minute = |minutes: i64, number: i64| at(minutes * 60 * 1_000_000_000 + number);
+        for number in 0..40 {
+            let event = KubeEvent::warning("AskOpened", "Ask", format!("gate {number}"));
+            recorder.record(event, helper(0), minute(0, number)).await.unwrap();
+        }
+        let of = |name: &str, reason: &str| server.counts().get(&(name.into(), reason.into())).copied();
+        assert_eq!((of("helper", "AskOpened"), recorder.dropped.get()), (Some(25), 15));
+        // Neither another reason nor another object is affected.
+        recorder
+            .record(answered("by ann"), helper(0), minute(1, 0))
+            .await
+            .unwrap();
+        assert_eq!(of("helper", "AskAnswered"), Some(1));
+        let event = KubeEvent::warning("AskOpened", "Ask", "gate 99");
+        recorder.record(event.clone(), other, minute(1, 1)).await.unwrap();
+        assert_eq!(of("other", "AskOpened"), Some(1));
+        recorder.record(event.clone(), helper(0), minute(4, 0)).await.unwrap();
+        assert_eq!((of("helper", "AskOpened"), recorder.dropped.get()), (Some(25), 16));
+        recorder.record(event, helper(0), minute(5, 0)).await.unwrap();
+        assert_eq!((of("helper", "AskOpened"), recorder.dropped.get()), (Some(26), 16));
+    }
+
+    #[tokio::test]
+    async fn repetitions_that_are_not_written_are_counted_in_the_series_with_the_next_one() {
+        let server = EventServer::default();
+        let mut recorder = server.recorder();
+        for number in 0..30 {
+            recorder
+                .record(answered("by ann"), helper(0), at(number))
+                .await
+                .unwrap();
+        }
+        assert_eq!(server.stored(), [("by ann".into(), Some(25))]);
+        let later = at(5 * 60 * 1_000_000_000);
+        recorder.record(answered("by ann"), helper(0), later).await.unwrap();
+        assert_eq!(server.stored(), [("by ann".into(), Some(31))]);
+        assert_eq!(recorder.dropped.get(), 5);
     }
 
     #[rstest]

@@ -7,6 +7,7 @@ pub(in crate::controller) mod backoff;
 pub(in crate::controller) mod condition_list;
 mod controller;
 pub(in crate::controller) mod error;
+mod event_limiter;
 pub(in crate::controller) mod events;
 pub mod guarded;
 mod metrics;

@@ -63,7 +63,7 @@ fn bench_agent(number: usize) -> Agent {
 /// The controller's metrics with these Agents.
 fn metrics(agents: Vec<Agent>) -> Metrics {
     let metrics = Metrics::new().unwrap();
-    let totals = NamespaceTotals::new(Box::new(|_, _| Some(1)));
+    let totals = NamespaceTotals::default();
     for agent in &agents {
         totals.agent_seen(agent);
     }

@@ -180,11 +180,14 @@ fn requests() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Requests to the Kubernetes API",
             PanelUnit::PerMinute,
-            "Requests per minute by method and status code.",
-            vec![panel_query(
-                per_minute("method, code", &registry::REQUESTS),
-                "{{method}} {{code}}",
-            )],
+            "Requests per minute by method and status code, and Events that were not written, since their objects had too many.",
+            vec![
+                panel_query(per_minute("method, code", &registry::REQUESTS), "{{method}} {{code}}"),
+                panel_query(
+                    format!("sum({}) * 60", rate(&registry::KUBERNETES_EVENTS_DROPPED)),
+                    "dropped Events",
+                ),
+            ],
         ),
         DashboardPanel::lines(
             "Duration of requests",

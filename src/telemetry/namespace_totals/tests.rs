@@ -1,30 +1,27 @@
 //! Tests of the sums of namespaces.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::super::exposition::ExpositionFormat;
 use super::*;
 
-/// The sums, and what each gateway said.
+/// The sums of namespace `a`.
+#[derive(Default)]
 struct TotalsHarness {
     totals: NamespaceTotals,
-    refused: Arc<Mutex<HashMap<String, i64>>>,
 }
 
 impl TotalsHarness {
-    fn new() -> Self {
-        let refused = Arc::<Mutex<HashMap<String, i64>>>::default();
-        let said = refused.clone();
-        let totals = NamespaceTotals::new(Box::new(move |_, name| said.lock().unwrap().get(name).copied()));
-        Self { totals, refused }
+    /// The gateway of the Agent with this uid reports its refused calls. Returns the sum.
+    fn refuse(&self, agent: &str, uid: &str, calls: i64) -> String {
+        let agent = NamespacedName::new("a", agent);
+        self.totals.refused_reported((&agent, uid), calls);
+        self.refused()
     }
 
-    fn refuse(&self, agent: &str, calls: i64) {
-        self.refused.lock().unwrap().insert(agent.into(), calls);
+    fn refused(&self) -> String {
+        self.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}")
     }
 
     fn seen(&self, agent: &str, uid: &str, turns: i64) {
@@ -75,7 +72,7 @@ fn an_agent(name: &str, uid: &str, status: &Value) -> Agent {
 
 #[test]
 fn a_deleted_agent_stays_in_the_sum_with_what_it_counted_last() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.seen("x", "1", 5);
     harness.seen("y", "2", 7);
     assert_eq!(harness.turns(), "12");
@@ -91,7 +88,7 @@ fn a_deleted_agent_stays_in_the_sum_with_what_it_counted_last() {
 
 #[test]
 fn an_agent_that_was_recreated_or_deleted_while_the_watch_was_interrupted_is_not_lost() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.seen("x", "1", 5);
     harness.seen("y", "2", 7);
     harness.seen("x", "3", 1);
@@ -113,32 +110,47 @@ fn an_agent_that_was_recreated_or_deleted_while_the_watch_was_interrupted_is_not
 }
 
 #[test]
-fn no_sum_decreases_if_somebody_edits_a_status_or_a_gateway_loses_its_storage() {
-    let harness = TotalsHarness::new();
-    let refused = || harness.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
-    harness.refuse("x", 4);
+fn no_sum_decreases_if_somebody_edits_a_status() {
+    let harness = TotalsHarness::default();
     harness.seen("x", "1", 5);
     harness.seen("x", "1", 2);
-    assert_eq!((harness.turns(), refused()), ("5".into(), "4".into()));
+    assert_eq!(harness.turns(), "5");
     harness.seen("x", "1", 6);
-    harness.refuse("x", 6);
-    assert_eq!(
-        (harness.turns(), refused()),
-        ("6".into(), "6".into()),
-        "read from the gateways at a scrape"
-    );
-    harness.refuse("x", 1);
-    assert_eq!(refused(), "7", "a new gateway begins at 0");
-    harness.refuse("x", 3);
-    harness.seen("x", "1", 6);
+    assert_eq!(harness.turns(), "6");
+}
+
+#[test]
+fn refused_calls_count_from_the_first_report_to_this_leader_on() {
+    let harness = TotalsHarness::default();
+    harness.seen("x", "1", 0);
+    assert_eq!(harness.refused(), "0");
+    // A former leader has added these.
+    assert_eq!(harness.refuse("x", "1", 500), "0");
+    assert_eq!(harness.refuse("x", "1", 500), "0");
+    assert_eq!(harness.refuse("x", "1", 501), "1");
+    harness.seen("x", "1", 1);
+    assert_eq!(harness.refused(), "1", "not changed by a version of the Agent");
+    assert_eq!(harness.refuse("x", "1", 503), "3");
     harness.delete("x");
-    harness.refused.lock().unwrap().clear();
-    assert_eq!(refused(), "9");
+    assert_eq!(harness.refuse("x", "1", 600), "3", "it is gone");
+    harness.seen("x", "2", 0);
+    assert_eq!(harness.refuse("x", "1", 600), "3", "the pod of the Agent before");
+    assert_eq!(harness.refuse("x", "2", 40), "3");
+    assert_eq!(harness.refuse("x", "2", 41), "4");
+}
+
+#[test]
+fn a_lower_count_of_refused_calls_adds_nothing_and_is_where_counting_goes_on() {
+    let harness = TotalsHarness::default();
+    harness.seen("x", "1", 0);
+    for (said, sum) in [(500, "0"), (502, "2"), (501, "2"), (503, "4"), (0, "4"), (3, "7")] {
+        assert_eq!(harness.refuse("x", "1", said), sum);
+    }
 }
 
 #[test]
 fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.totals.agent_seen(&an_agent("x", "1", &json!({})));
     let text = harness.text();
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
@@ -154,7 +166,7 @@ fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
 
 #[test]
 fn each_count_of_an_agent_is_in_its_sum() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.totals.agent_seen(&an_agent(
         "x",
         "1",
@@ -196,7 +208,7 @@ fn each_count_of_an_agent_is_in_its_sum() {
 
 #[test]
 fn a_thousand_empty_namespaces_are_kept_and_then_the_oldest_is_dropped() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     let visit = |number: usize| {
         let mut agent = an_agent("x", &number.to_string(), &json!({}));
         agent.metadata.namespace = Some(format!("n{number}"));

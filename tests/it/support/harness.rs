@@ -128,7 +128,11 @@ impl ControllerHarness {
         tokio::spawn(budgets.clone().run(shutdown.clone()));
         let (events, queue) = EventSink::new();
         // It ends with the reconciler, which has the only sink.
-        let recorder = EventRecorder::new(self.server.client(), "agentloop-0".into());
+        let recorder = EventRecorder::new(
+            self.server.client(),
+            "agentloop-0".into(),
+            Metrics::new().unwrap().dropped_events,
+        );
         tokio::spawn(publish(recorder, queue, CancellationToken::new()));
         let task = tokio::spawn(run(ReconcilerParts {
             client: self.server.client(),

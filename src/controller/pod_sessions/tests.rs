@@ -1,0 +1,111 @@
+//! Tests of the sessions with pods.
+
+use super::*;
+
+#[test]
+fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expected() {
+    let (sessions, _changed) = PodSessions::new();
+    let (agent, now) = (NamespacedName::new("team-a", "x"), Timestamp::UNIX_EPOCH);
+    let pod = |uid: &str, epoch| LivePod { uid: uid.into(), epoch };
+    let expect = |owner: &str, pod: LivePod| {
+        sessions.expect_pod((&agent, owner), pod, LoopTotals::default(), Directives::default());
+    };
+    let owner_of = |pod: &LivePod| sessions.owner_of(&agent, pod, now).map_err(|refusal| refusal.code);
+    assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::NotLeading));
+    expect("first", pod("p1", 1));
+    expect("first", pod("p1", 1));
+    assert_eq!(owner_of(&pod("p1", 1)).as_deref(), Ok("first"));
+    // The Agent was created again under its name, and so was its pod, with the first epoch.
+    expect("second", pod("p2", 1));
+    assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
+    assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
+    assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
+}
+
+/// The subscriptions to `agents` Agents of a namespace, as many as each may have.
+fn subscribe_all(sessions: &PodSessions, namespace: &str, agents: usize) -> Vec<PageReceiver> {
+    let mut readers = Vec::new();
+    for number in 0..agents {
+        let agent = NamespacedName::new(namespace, number.to_string());
+        let pod = LivePod {
+            uid: format!("{agent}"),
+            epoch: 1,
+        };
+        sessions.expect_pod((&agent, "uid"), pod, LoopTotals::default(), Directives::default());
+        for _ in 0..READINGS_OF_ONE {
+            readers.push(subscribe(sessions, &agent).unwrap());
+        }
+    }
+    readers
+}
+
+fn subscribe(sessions: &PodSessions, agent: &NamespacedName) -> Result<PageReceiver, ClientRefusal> {
+    let opened = sessions.open_subscription(agent, EventSubscription::default());
+    opened.map(|(_, pages)| pages)
+}
+
+#[test]
+fn a_tenant_who_holds_all_places_of_readers_gives_way_to_another_one() {
+    let (sessions, _changed) = PodSessions::new();
+    let agents = READINGS_OF_ALL / READINGS_OF_ONE;
+    let _other = subscribe_all(&sessions, "team-b", 1);
+    let held = subscribe_all(&sessions, "team-a", agents - 1);
+    let gone = |readers: &[PageReceiver]| readers.iter().filter(|reader| reader.is_displaced()).count();
+    assert_eq!(gone(&held), 0, "with the last place taken nobody loses one");
+    // Another Agent of the same namespace takes none.
+    let (more, new) = (
+        NamespacedName::new("team-a", "more"),
+        NamespacedName::new("team-c", "new"),
+    );
+    for agent in [&more, &new] {
+        let pod = LivePod {
+            uid: format!("{agent}"),
+            epoch: 1,
+        };
+        sessions.expect_pod((agent, "uid"), pod, LoopTotals::default(), Directives::default());
+    }
+    assert!(subscribe(&sessions, &more).is_err());
+    let mut admitted = Vec::new();
+    for count in 1..=READINGS_OF_ONE {
+        admitted.push(subscribe(&sessions, &new).unwrap());
+        assert_eq!(gone(&held), count);
+    }
+    assert!(held[0].is_displaced(), "the oldest first");
+    assert_eq!(gone(&admitted), 0);
+    // It is not taken back.
+    assert!(subscribe(&sessions, &more).is_err());
+}
+
+#[test]
+fn only_the_first_session_of_a_pod_that_this_leader_has_created_counts_its_first_report() {
+    let agent = NamespacedName::new("team-a", "x");
+    let pod = |uid: &str| LivePod {
+        uid: uid.into(),
+        epoch: 1,
+    };
+    let (sessions, _changed) = PodSessions::new();
+    let expect = |uid: &str| {
+        sessions.expect_pod((&agent, "uid"), pod(uid), LoopTotals::default(), Directives::default());
+    };
+    let is_new = || sessions.lock().entries[&agent].durations == ReportedDurations::of_new_pod();
+    expect("p1");
+    assert!(!is_new(), "this leader found it");
+    sessions.forget(&agent);
+    sessions.pod_created(&agent, "p2");
+    expect("p2");
+    assert!(is_new());
+    expect("p2");
+    assert!(is_new(), "the same session");
+    sessions.forget(&agent);
+    expect("p2");
+    assert!(!is_new(), "it may have reported");
+    // Another pod than the one that it was created.
+    sessions.pod_created(&agent, "p3");
+    expect("p4");
+    assert!(!is_new());
+    expect("p3");
+    assert!(!is_new());
+    sessions.pod_created(&agent, "p5");
+    sessions.forget(&agent);
+    assert!(sessions.lock().created.is_empty(), "the Agent is gone");
+}
