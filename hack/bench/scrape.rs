@@ -55,7 +55,7 @@ fn measure(name: &str, scrape: impl Fn() -> (Duration, usize)) {
         times.push(took);
         bytes = size;
     }
-    let spent = (self::cpu() - cpu) / u32::try_from(ROUNDS).expect("few");
+    let spent = self::cpu().saturating_sub(cpu) / u32::try_from(ROUNDS).expect("few");
     figures(name, times);
     say(&format!("FIGURE {name}_cpu {:.2} ms", spent.as_secs_f64() * 1e3));
     say(&format!("FIGURE {name}_size {bytes} bytes"));
@@ -80,7 +80,7 @@ fn fetch(address: SocketAddr, coding: &str) -> (Duration, usize) {
     let mut connection = TcpStream::connect(address).expect("a server");
     let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: {coding}\r\n\r\n");
     connection.write_all(request.as_bytes()).expect("a server");
-    let (mut buffer, mut bytes) = ([0; 64 * 1024], 0);
+    let (mut buffer, mut bytes) = (vec![0; 64 * 1024], 0);
     loop {
         match connection.read(&mut buffer).expect("a response") {
             0 => return (start.elapsed(), bytes),
