@@ -1,10 +1,13 @@
 //! What a scrape of /metrics costs with many Agents: `cargo bench --bench scrape`, part of `make bench`.
 //!
 //! Time and size of the text, and the memory that the process needs at most beyond what it has with the Agents in its
-//! cache.
+//! cache. Then the same on the wire, from the request until the end of the response over loopback: as plain text and
+//! compressed, with the CPU time of both ends. The reader of the bench does not decompress.
 
 #![allow(clippy::expect_used, reason = "a bench that cannot run ends")]
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,8 +15,13 @@ use agentloop::api::Agent;
 use agentloop::telemetry::agent_collector::{AgentCollector, GatewayCounts, TelemetryDrops};
 use agentloop::telemetry::exposition::ExpositionFormat;
 use agentloop::telemetry::families::{ObjectVisitor, PerObject};
+use agentloop::telemetry::http::{self, HttpLimits};
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::namespace_totals::NamespaceTotals;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 
 mod figures;
 
@@ -22,27 +30,68 @@ use figures::{figures, say};
 const ROUNDS: usize = 20;
 
 fn main() {
+    let runtime = Runtime::new().expect("a runtime");
     for count in [1000, 5000] {
         let agents: Vec<Arc<Agent>> = (0..count).map(agent).collect();
-        let metrics = metrics(&agents);
+        let metrics = Arc::new(metrics(&agents));
         for format in [ExpositionFormat::Text, ExpositionFormat::OpenMetrics] {
-            let before = reset_peak();
-            let mut bytes = 0;
-            let mut times = Vec::new();
-            for _ in 0..ROUNDS {
-                let (took, size) = scrape(&metrics, format);
-                times.push(took);
-                bytes = size;
-            }
             let name = format!("scrape_{count}_{format:?}").to_lowercase();
-            figures(&name, times);
-            say(&format!("FIGURE {name}_size {bytes} bytes"));
-            say(&format!(
-                "FIGURE {name}_memory {} KiB",
-                kibibytes("VmHWM:").saturating_sub(before)
-            ));
+            measure(&name, || scrape(&metrics, format));
+        }
+        let address = runtime.block_on(serve(metrics));
+        for coding in ["identity", "gzip"] {
+            measure(&format!("scrape_{count}_wire_{coding}"), || fetch(address, coding));
         }
     }
+}
+
+/// Measures what takes a time and has a size.
+fn measure(name: &str, scrape: impl Fn() -> (Duration, usize)) {
+    let (memory, cpu) = (reset_peak(), cpu());
+    let mut bytes = 0;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let (took, size) = scrape();
+        times.push(took);
+        bytes = size;
+    }
+    let spent = self::cpu().saturating_sub(cpu) / u32::try_from(ROUNDS).expect("few");
+    figures(name, times);
+    say(&format!("FIGURE {name}_cpu {:.2} ms", spent.as_secs_f64() * 1e3));
+    say(&format!("FIGURE {name}_size {bytes} bytes"));
+    say(&format!(
+        "FIGURE {name}_memory {} KiB",
+        kibibytes("VmHWM:").saturating_sub(memory)
+    ));
+}
+
+/// Serves scrapes as the controller does.
+async fn serve(metrics: Arc<Metrics>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let router = http::metrics(metrics, http::SCRAPE_WAIT);
+    tokio::spawn(http::serve(listener, router, HttpLimits::default()));
+    address
+}
+
+/// One scrape over the wire: its time, and the bytes of the response.
+fn fetch(address: SocketAddr, coding: &str) -> (Duration, usize) {
+    let start = Instant::now();
+    let mut connection = TcpStream::connect(address).expect("a server");
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: {coding}\r\n\r\n");
+    connection.write_all(request.as_bytes()).expect("a server");
+    let (mut buffer, mut bytes) = (vec![0; 64 * 1024], 0);
+    loop {
+        match connection.read(&mut buffer).expect("a response") {
+            0 => return (start.elapsed(), bytes),
+            read => bytes += read,
+        }
+    }
+}
+
+/// The CPU time of this process.
+fn cpu() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().expect("a time")
 }
 
 fn scrape(metrics: &Metrics, format: ExpositionFormat) -> (Duration, usize) {
@@ -80,11 +129,30 @@ fn metrics(agents: &[Arc<Agent>]) -> Metrics {
 
 /// A healthy Agent with one model that has used two tools.
 fn agent(number: usize) -> Arc<Agent> {
-    let mut agent: Agent = serde_json::from_str(include_str!("scrape-agent.json")).expect("an Agent");
+    let mut agent: Value = serde_json::from_str(include_str!("scrape-agent.json")).expect("JSON");
+    let mut seed = u64::try_from(number).expect("small") + 1;
+    vary(&mut agent["status"]["usage"], &mut seed);
+    let mut agent: Agent = serde_json::from_value(agent).expect("an Agent");
     agent.metadata.namespace = Some(format!("team-{}", number % 20));
     agent.metadata.name = Some(format!("research-agent-{number}"));
     agent.metadata.uid = Some(format!("uid-{number}"));
     Arc::new(agent)
+}
+
+/// Gives each number other digits, as many as before: texts of Agents that are alike could be compressed too well.
+fn vary(value: &mut Value, seed: &mut u64) {
+    match value {
+        Value::Number(number) => {
+            let floor = 10_u64.pow(number.as_u64().expect("a count").ilog10());
+            *seed = seed
+                .wrapping_mul(0x5851_F42D_4C95_7F2D)
+                .wrapping_add(0x1405_7B7E_F767_814F);
+            *number = (floor + (*seed >> 33) % (9 * floor)).into();
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| vary(value, seed)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| vary(value, seed)),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
 
 /// Makes the highest memory the present one, and returns it.

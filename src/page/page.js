@@ -1,9 +1,17 @@
 "use strict";
 const connection = document.getElementById("connection");
-const stream = new EventSource("events" + location.search);
+const events = "events" + location.search;
+const stream = new EventSource(events);
 stream.onopen = () => { connection.textContent = "Live"; };
-stream.onerror = () => {
-  connection.textContent = stream.readyState === EventSource.CLOSED ? "Not live: reload the page" : "Not connected: trying again";
+stream.onerror = async () => {
+  const refused = stream.readyState === EventSource.CLOSED;
+  connection.textContent = refused ? "Not live: reload the page" : "Not connected: trying again";
+  if (!refused) return;
+  // Only a request of our own can read why.
+  const response = await fetch(events);
+  if (!response.ok && response.headers.get("content-type")?.startsWith("text/plain"))
+    connection.textContent = "Not live: " + (await response.text()).trim();
+  else response.body?.cancel();
 };
 stream.addEventListener("part", (event) => {
   const { id, html } = JSON.parse(event.data);

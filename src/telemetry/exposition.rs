@@ -63,8 +63,8 @@ impl ExpositionFormat {
     }
 }
 
-/// A weight of `Accept`, such as `0.5`, in thousandths; 0 if it is none.
-fn thousandths(weight: &str) -> u16 {
+/// A weight of `Accept` or `Accept-Encoding`, such as `0.5`, in thousandths; 0 if it is none.
+pub(super) fn thousandths(weight: &str) -> u16 {
     let number = weight.parse::<f32>().unwrap_or_default().clamp(0.0, 1.0);
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,6 +1,6 @@
 //! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another, and pages.
 //!
-//! Without authentication of their own. Everything a peer can take is therefore bounded (connections, time, scrapes), and
+//! Scrapes are compressed with gzip for peers that accept it; nothing else is. Without authentication of their own. Everything a peer can take is therefore bounded (connections, time, scrapes), and
 //! probes have their own port, which scrapes cannot exhaust. Does not decide readiness: the process sets it through
 //! [`Readiness`].
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -29,6 +29,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::exposition::ExpositionFormat;
+use super::gzip::{self, GzipPieces};
 use super::metrics::Metrics;
 use super::unread::UnreadLimit;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
@@ -189,6 +190,7 @@ async fn readyz(State(readiness): State<Readiness>) -> Response {
 async fn scrape(
     State(scrapes): State<Arc<ScrapeState>>,
     Extension(address): Extension<IpAddr>,
+    method: Method,
     headers: HeaderMap,
 ) -> Response {
     let Some(slot) = scrapes.slot(address).await else {
@@ -198,16 +200,22 @@ async fn scrape(
         )
             .into_response();
     };
-    let accept = headers.get_all(header::ACCEPT).iter();
-    let accept: Vec<_> = accept.filter_map(|value| value.to_str().ok()).collect();
-    let format = ExpositionFormat::negotiate(&accept.join(","));
+    let format = ExpositionFormat::negotiate(&list(&headers, &header::ACCEPT));
+    // There is nothing to compress for HEAD.
+    let compressed = method == Method::GET && gzip::is_accepted(&list(&headers, &header::ACCEPT_ENCODING));
     let (sender, receiver) = mpsc::channel::<Vec<u8>>(PIECES);
     // On a blocking thread, since the channel makes it wait for the peer, and so that many Agents do not delay timers and
     // the renewal of the Lease. It ends when the connection does, which drops the receiver.
     tokio::task::spawn_blocking(move || {
-        scrapes
-            .metrics
-            .write(format, &mut |piece| sender.blocking_send(piece).is_ok());
+        let mut send = |piece| sender.blocking_send(piece).is_ok();
+        if compressed {
+            let mut pieces = GzipPieces::default();
+            let mut write = |piece: Vec<u8>| pieces.push(&piece, &mut send);
+            scrapes.metrics.write(format, &mut write);
+            pieces.finish(&mut send);
+        } else {
+            scrapes.metrics.write(format, &mut send);
+        }
         // A slow reader must not make room for another text.
         drop(slot);
     });
@@ -215,19 +223,37 @@ async fn scrape(
         let piece = receiver.recv().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), receiver))
     });
-    (
-        [(header::CONTENT_TYPE, format.content_type())],
-        Body::from_stream(pieces),
-    )
-        .into_response()
+    let headers = [
+        (header::CONTENT_TYPE, format.content_type()),
+        (header::VARY, "accept, accept-encoding"),
+    ];
+    let mut response = (headers, Body::from_stream(pieces)).into_response();
+    if compressed {
+        let coding = HeaderValue::from_static(gzip::GZIP);
+        response.headers_mut().insert(header::CONTENT_ENCODING, coding);
+    }
+    response
+}
+
+/// The value of a header that is a list, which may be in several lines.
+fn list(headers: &HeaderMap, name: &HeaderName) -> String {
+    let lines = headers.get_all(name).iter();
+    let lines: Vec<_> = lines.filter_map(|line| line.to_str().ok()).collect();
+    lines.join(",")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::read_to_string;
     use std::net::SocketAddr;
 
+    use axum::body::to_bytes;
+    use axum::http::Request;
+    use flate2::read::GzDecoder;
+    use rstest::rstest;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
+    use tower::ServiceExt as _;
 
     use super::*;
 
@@ -337,5 +363,106 @@ mod tests {
         );
         slow.pop();
         ask_until(address, "/metrics", "200 OK").await;
+    }
+
+    /// Metrics whose text needs more pieces, also when it is compressed, than are written ahead.
+    fn long_text() -> Arc<Metrics> {
+        let text = Arc::new(Metrics::new().unwrap());
+        for number in 0..500_u64 {
+            let words = (1..50).map(|word| (number * 50 + word).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            let reason: String = words.map(|word| format!("{:016x}", word ^ (word >> 31))).collect();
+            text.link_refusals.with_label_values(&[reason.as_str()]).inc();
+        }
+        text
+    }
+
+    async fn answer(router: &Router, request: axum::http::request::Builder) -> Response {
+        let router = router.clone().layer(Extension(IpAddr::from([127, 0, 0, 1])));
+        let request = request.body(Body::empty()).unwrap();
+        router.oneshot(request).await.unwrap()
+    }
+
+    /// The content coding of a response, and its text.
+    async fn decoded(response: Response) -> (Option<String>, String) {
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()[header::VARY], "accept, accept-encoding");
+        let coding = response.headers().get(header::CONTENT_ENCODING);
+        let coding = coding.map(|value| value.to_str().unwrap().to_owned());
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let text = match coding {
+            Some(_) => read_to_string(GzDecoder::new(&*body)),
+            None => read_to_string(&*body),
+        };
+        let text = text.unwrap();
+        // What differs between two scrapes is the process itself.
+        let lines = text.lines().filter(|line| !line.starts_with("process_"));
+        (coding, lines.collect::<Vec<_>>().join("\n"))
+    }
+
+    #[rstest]
+    #[case("text/plain", ExpositionFormat::Text)]
+    #[case("application/openmetrics-text", ExpositionFormat::OpenMetrics)]
+    #[tokio::test]
+    async fn a_scrape_is_compressed_for_who_accepts_it_and_has_the_same_text(
+        #[case] accept: &str,
+        #[case] format: ExpositionFormat,
+    ) {
+        let router = metrics(long_text(), SCRAPE_WAIT);
+        let get = || Request::get("/metrics").header(header::ACCEPT, accept);
+        let response = answer(&router, get()).await;
+        assert_eq!(response.headers()[header::CONTENT_TYPE], format.content_type());
+        let (coding, plain) = decoded(response).await;
+        assert_eq!(coding, None);
+        assert!(plain.len() > 10 * 32 * 1024, "several pieces");
+        for (asked, coding) in [("gzip", Some("gzip")), ("deflate, gzip;q=0.5", Some("gzip"))]
+            .into_iter()
+            .chain(["gzip;q=0", "identity", "br"].map(|asked| (asked, None)))
+        {
+            let response = answer(&router, get().header(header::ACCEPT_ENCODING, asked)).await;
+            assert_eq!(response.headers()[header::CONTENT_TYPE], format.content_type());
+            let (received, text) = decoded(response).await;
+            assert_eq!(received.as_deref(), coding, "{asked}");
+            assert!(text == plain, "{asked}: another text");
+        }
+        let lines = get().header(header::ACCEPT_ENCODING, "br");
+        let response = answer(&router, lines.header(header::ACCEPT_ENCODING, "gzip")).await;
+        assert_eq!(
+            decoded(response).await,
+            (Some("gzip".into()), plain),
+            "in several lines"
+        );
+    }
+
+    #[tokio::test]
+    async fn the_head_of_a_scrape_and_probes_are_not_compressed() {
+        let router = metrics(long_text(), SCRAPE_WAIT).merge(probes(Readiness::waiting("x")));
+        let asked = || Request::head("/metrics").header(header::ACCEPT_ENCODING, "gzip");
+        let response = answer(&router, asked()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(!response.headers().contains_key(header::CONTENT_ENCODING));
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        assert!(body.is_empty());
+        let request = asked().method(Method::GET).uri("/healthz").body(Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert!(!response.headers().contains_key(header::CONTENT_ENCODING));
+        assert_eq!(to_bytes(response.into_body(), 9).await.unwrap(), "ok\n");
+    }
+
+    #[tokio::test]
+    async fn compressed_scrapes_that_nobody_reads_are_bounded_until_their_connections_end() {
+        let router = metrics(long_text(), Duration::from_millis(100));
+        let get = || Request::get("/metrics").header(header::ACCEPT_ENCODING, "gzip");
+        let mut unread = Vec::new();
+        for _ in 0..SCRAPES.per_address {
+            let response = answer(&router, get()).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            unread.push(response);
+        }
+        assert_eq!(answer(&router, get()).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        unread.pop();
+        let deadline = tokio::time::Instant::now() + SOON;
+        while answer(&router, get()).await.status() != StatusCode::OK {
+            assert!(tokio::time::Instant::now() < deadline, "never room");
+        }
     }
 }

@@ -8,6 +8,7 @@ pub mod budget_collector;
 pub mod dashboards;
 pub mod exposition;
 pub mod families;
+mod gzip;
 pub mod http;
 pub mod log;
 #[cfg(test)]

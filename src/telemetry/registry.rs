@@ -359,7 +359,8 @@ pub fn reference() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
          Generated from the registry of metrics. The controller serves them at `/metrics` in the Prometheus\n\
-         text format 0.0.4 or, if the scraper accepts it, in OpenMetrics 1.0.\n\n\
+         text format 0.0.4 or, if the scraper accepts it, in OpenMetrics 1.0,\n\
+         compressed with gzip if the request accepts it (`Accept-Encoding`), as those of Prometheus do.\n\n\
          The chart value `metrics.perObject` decides which series of single Agents, AgentBudgets and Sensors are exported: `Full`\n\
          (all), `Minimal` (those marked with \u{2022}) or `Disabled` (none). The sums of namespaces are always exported.\n\n\
          Metrics with the label `namespace` keep it only if the scrape configuration sets `honor_labels: true`; otherwise\n\

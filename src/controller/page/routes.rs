@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::rights::unverified;
 use super::session::{PageSession, PageSessionTable, SessionRefusal};
-use super::streams::{StreamPlace, StreamTable};
+use super::streams::{StreamPlace, StreamRefusal, StreamTable};
 use super::turns::TurnFollower;
 use super::{PageSources, content, login};
 use crate::controller::agent::AgentsView;
@@ -146,8 +146,15 @@ impl PageServer {
         let Some(session) = self.session(&head.headers) else {
             return text(StatusCode::UNAUTHORIZED, "the session has ended; sign in again");
         };
-        let Some(place) = self.streams.open(session.name()) else {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers; close another page");
+        let place = match self.streams.open(session.name()) {
+            Ok(place) => place,
+            Err(refusal) => {
+                let status = match refusal {
+                    StreamRefusal::OfUser => StatusCode::TOO_MANY_REQUESTS,
+                    StreamRefusal::InTotal => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                return text(status, &refusal.to_string());
+            }
         };
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);

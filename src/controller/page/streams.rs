@@ -24,6 +24,17 @@ struct OpenStreams {
     last: u64,
 }
 
+/// Why there is no place for a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StreamRefusal {
+    #[error(
+        "you have {MAX_READERS_OF_ONE} live pages already, which is the most for one user; close one and reload this page"
+    )]
+    OfUser,
+    #[error("all {MAX_READERS} live pages are in use; reload this page to see the current state, or retry later")]
+    InTotal,
+}
+
 /// All open streams.
 #[derive(Default)]
 pub(super) struct StreamTable(Mutex<OpenStreams>);
@@ -39,17 +50,15 @@ pub(super) struct StreamPlace {
 impl StreamTable {
     /// A place for a stream of this user. If all are taken, the user who has the most loses the oldest one, provided that this user
     /// has fewer also with the new one: so no user can hold all places, and two users never take them from each other in turn.
-    pub(super) fn open(self: &Arc<Self>, user: &str) -> Option<StreamPlace> {
+    pub(super) fn open(self: &Arc<Self>, user: &str) -> Result<StreamPlace, StreamRefusal> {
         let mut open = self.lock();
         let own = open.streams.values().filter(|stream| stream.user == user).count();
         if own >= MAX_READERS_OF_ONE {
-            return None;
+            return Err(StreamRefusal::OfUser);
         }
         if open.streams.len() >= MAX_READERS {
-            let (most, oldest) = open.oldest_of_who_has_most()?;
-            if most <= own + 1 {
-                return None;
-            }
+            let most = open.oldest_of_who_has_most();
+            let (_, oldest) = most.filter(|(most, _)| *most > own + 1).ok_or(StreamRefusal::InTotal)?;
             if let Some(stream) = open.streams.remove(&oldest) {
                 stream.displaced.cancel();
             }
@@ -61,7 +70,7 @@ impl StreamTable {
             displaced: displaced.clone(),
         };
         open.streams.insert(number, stream);
-        Some(StreamPlace {
+        Ok(StreamPlace {
             table: self.clone(),
             number,
             displaced,
@@ -104,6 +113,10 @@ mod tests {
         (0..users).map(of_user).collect()
     }
 
+    fn refusal(table: &Arc<StreamTable>, user: &str) -> StreamRefusal {
+        table.open(user).map(|_| ()).unwrap_err()
+    }
+
     fn displaced(places: &[StreamPlace]) -> Vec<bool> {
         places.iter().map(|place| place.displaced.is_cancelled()).collect()
     }
@@ -111,12 +124,13 @@ mod tests {
     #[test]
     fn streams_are_bounded_for_each_user_until_one_ends() {
         let table = Arc::default();
-        let mut held = hold(&table, 1, MAX_READERS_OF_ONE);
-        assert!(table.open("user-0").is_none());
-        assert!(table.open("another").is_some());
+        let mut held = hold(&table, 1, MAX_READERS_OF_ONE - 1);
+        held[0].push(table.open("user-0").unwrap());
+        assert_eq!(refusal(&table, "user-0"), StreamRefusal::OfUser);
+        assert!(table.open("another").is_ok());
         held[0].pop();
         let again = table.open("user-0").unwrap();
-        assert!(table.open("user-0").is_none());
+        assert_eq!(refusal(&table, "user-0"), StreamRefusal::OfUser);
         assert!(!again.displaced.is_cancelled());
     }
 
@@ -133,8 +147,9 @@ mod tests {
         assert_eq!(displaced(&held[1]), [true, false, false, false]);
         assert!(held[2..].iter().all(|places| displaced(places) == [false; 4]));
         assert!([&first, &second].iter().all(|place| !place.displaced.is_cancelled()));
-        assert!(
-            table.open("user-1").is_none(),
+        assert_eq!(
+            refusal(&table, "user-1"),
+            StreamRefusal::InTotal,
             "it is not taken back from who has one more"
         );
     }
@@ -145,8 +160,12 @@ mod tests {
         let held = hold(&table, MAX_READERS / 2, 2);
         let of_new = table.open("new").unwrap();
         assert_eq!(displaced(&held[0]), [true, false]);
-        assert!(table.open("new").is_none(), "the others have two, as this one would");
-        assert!(table.open("user-0").is_none(), "nor is the lost one taken back");
+        for (user, why) in [
+            ("new", "the others have two, as this one would"),
+            ("user-0", "nor is the lost one taken back"),
+        ] {
+            assert_eq!(refusal(&table, user), StreamRefusal::InTotal, "{why}");
+        }
         let of_newer = table.open("newer").unwrap();
         assert_eq!(displaced(&held[1]), [true, false]);
         assert!([of_new, of_newer].iter().all(|place| !place.displaced.is_cancelled()));
@@ -156,10 +175,10 @@ mod tests {
     fn users_with_one_stream_each_lose_none() {
         let table = Arc::default();
         let mut held = hold(&table, MAX_READERS, 1);
-        assert!(table.open("late").is_none());
+        assert_eq!(refusal(&table, "late"), StreamRefusal::InTotal);
         assert!(held.iter().all(|places| displaced(places) == [false]));
         held.pop();
-        assert!(table.open("late").is_some());
+        assert!(table.open("late").is_ok());
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl LocalPageServer {
         let Some(slot) = self.readers.take(address) else {
             return (
                 StatusCode::SERVICE_UNAVAILABLE,
-                "too many readers; close another page\n",
+                format!("{MAX_READERS} pages are live already, which is the most; close one and reload this page\n"),
             )
                 .into_response();
         };

@@ -408,10 +408,26 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
         assert_eq!(stream.status().as_u16(), 200);
         streams.push(stream);
     }
-    assert_eq!(visitor.read("/events").await.0, 503);
+    let refusal = "you have 4 live pages already, which is the most for one user; close one and reload this page\n";
+    let refusal = (429, refusal.to_owned());
+    assert_eq!(visitor.read("/events").await, refusal);
     visitor.cookie = None;
     visitor.sign_in(VIEWER).await;
-    assert_eq!(visitor.read("/events").await.0, 503, "in another session as well");
+    assert_eq!(visitor.read("/events").await, refusal, "in another session as well");
+    let mut another = Visitor::at(&harness, visitor.address);
+    another.sign_in(WATCHER).await;
+    assert_eq!(another.get("/events").await.status().as_u16(), 200, "of another user");
+    drop(streams.pop());
+    let freed = async {
+        loop {
+            let stream = visitor.get("/events").await;
+            if stream.status().as_u16() == 200 {
+                return stream;
+            }
+        }
+    };
+    streams.push(timeout(PATIENCE, freed).await.expect("room when one ends"));
+    assert_eq!(visitor.read("/events").await, refusal);
     for _ in 1..MAX_SESSIONS_OF_ONE {
         visitor.cookie = None;
         visitor.sign_in(VIEWER).await;
@@ -519,4 +535,35 @@ async fn a_user_signs_in_sees_turns_live_and_signs_out_in_a_browser() {
     browser.leave(sign_out, &format!("{url}login")).await;
     browser.open(&url).await;
     assert_eq!(browser.value("location.pathname").await, "/login");
+}
+
+#[tokio::test]
+async fn a_page_that_is_not_live_says_why_in_a_browser() {
+    if !has(CHROMIUM) {
+        return;
+    }
+    let harness = EventsHarness::start().await;
+    let mut visitor = Visitor::of(&harness).await;
+    visitor.sign_in(VIEWER).await;
+    let mut streams = Vec::new();
+    for _ in 0..MAX_READERS_OF_ONE {
+        streams.push(visitor.get("/events").await);
+    }
+    let url = format!("https://{}/", visitor.address);
+    let mut browser = Browser::start_with(&["--ignore-certificate-errors"]).await;
+    browser.open(&url).await;
+    let sign_in =
+        format!("document.getElementById('token').value = '{VIEWER}'; document.querySelector('form').requestSubmit()");
+    browser.leave(&sign_in, &url).await;
+    let connection = "document.getElementById('connection').textContent";
+    let refused = format!("{connection}.startsWith('Not live: you have 4 live pages already')");
+    browser.until(&refused).await;
+    streams.clear();
+    let live = async {
+        while browser.value(connection).await != "Live" {
+            browser.leave("location.reload()", &url).await;
+            browser.until(&format!("{refused} || {connection} === 'Live'")).await;
+        }
+    };
+    timeout(PATIENCE, live).await.expect("room when the others end");
 }
