@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
-use super::message::{ToolCall, ToolDefinition};
+use super::message::{ModelAnswer, ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
@@ -27,7 +27,7 @@ use super::tools::admission::{DenialReason, DeniedCall};
 use super::turn::kind::{ModeTurnKind, TurnKind};
 use super::{CallPurpose, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
-use agentloop_api::goal::{ArtifactStatus, GoalEnd};
+use agentloop_api::goal::{ArtifactStatus, GoalEnd, GoalUsage};
 use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
 use goal::{GoalProgress, GoalState, StepValidation};
@@ -162,6 +162,12 @@ pub struct GoalView {
     pub artifacts: Vec<ArtifactStatus>,
     /// In percent.
     pub last_confidence: Option<u8>,
+    /// When the first turn of this run began.
+    pub started_at: Option<Timestamp>,
+    /// When the loop ended.
+    pub ended_at: Option<Timestamp>,
+    /// What this run has used, as of the last change of anything else that is seen from outside.
+    pub usage: Option<GoalUsage>,
     /// What ended the loop.
     pub end: Option<GoalEnd>,
 }
@@ -283,8 +289,14 @@ pub trait LoopMode {
     /// The loop answered a request for this long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration, _context: &ModeContext<'_>) {}
 
-    /// A model call of the mode's work was answered, whatever its purpose. `cost`: in micro-dollars, if known.
-    fn call_answered(&mut self, _cost: Option<i64>) {}
+    /// An attempt at a model call of the mode's work was sent, whatever its purpose.
+    fn call_sent(&mut self) {}
+
+    /// The attempt was not made after all.
+    fn call_refused(&mut self) {}
+
+    /// A model call of the mode's work was answered.
+    fn call_answered(&mut self, _answer: &ModelAnswer) {}
 
     /// Whether a person decides on a detected loop once its turn has ended, instead of a forced sleep.
     fn escalates_loops(&self) -> bool {
