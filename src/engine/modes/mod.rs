@@ -25,12 +25,12 @@ use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::tasks::{TaskOffer, requests};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::turn::kind::{ModeTurnKind, TurnKind};
-use super::{CallPurpose, JournalRecord, RecordKind};
+use super::{CallPurpose, GateCause, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
-use agentloop_api::goal::{ArtifactStatus, GoalEnd, GoalUsage};
 use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
-use goal::{GoalProgress, GoalState, StepValidation};
+pub use goal::GoalView;
+use goal::{GoalState, StepValidation};
 use task::TaskState;
 
 /// What a mode may look at.
@@ -146,30 +146,10 @@ pub enum CheckEnd<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeApproval {
     pub kind: GateKind,
+    /// The rule that asks.
+    pub cause: GateCause,
     /// Why the loop waits. No text of a model or a tool.
     pub message: String,
-}
-
-/// The progress of a loop in mode `Goal`, as seen from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GoalView {
-    /// Completed steps.
-    pub steps: u32,
-    pub progress: GoalProgress,
-    /// The criteria, and whether each was met at its last check.
-    pub criteria: Vec<(String, bool)>,
-    /// The artifacts, as they were at their last check.
-    pub artifacts: Vec<ArtifactStatus>,
-    /// In percent.
-    pub last_confidence: Option<u8>,
-    /// When the first turn of this run began.
-    pub started_at: Option<Timestamp>,
-    /// When the loop ended.
-    pub ended_at: Option<Timestamp>,
-    /// What this run has used, as of the last change of anything else that is seen from outside.
-    pub usage: Option<GoalUsage>,
-    /// What ended the loop.
-    pub end: Option<GoalEnd>,
 }
 
 /// The decision on a call of one of the mode's tools.

@@ -28,7 +28,7 @@ use self::attempts::{AttemptFailure, MAX_AVOIDED, StepAttempt, StepRecord};
 use self::denials::{DenialCounts, EscalationCause};
 #[cfg(test)]
 pub use self::denials::{ESCALATED_AFTER, HIDDEN_AFTER};
-pub use self::progress::GoalProgress;
+pub use self::progress::{GoalProgress, GoalView};
 use self::run_totals::RunTotals;
 pub use self::settings::{CommandCheck, GoalSettings};
 #[cfg(test)]
@@ -38,9 +38,10 @@ pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
 use self::validation::{CriterionResult, CriterionState, PendingCheck, Validation};
 use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
-    CheckEnd, GoalView, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
+    CheckEnd, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
     NextStep, TurnEnd, TurnOpening,
 };
+use crate::GateCause;
 use crate::context::prompt;
 use crate::loop_detection::{CallSignature, ShortHash, signature};
 use crate::message::{ModelAnswer, ToolCall, ToolDefinition};
@@ -488,7 +489,12 @@ impl LoopMode for GoalState {
                 format!("after {steps} of {most} steps {what}; it waits for an approval to continue")
             }
         };
-        Some(ModeApproval { kind, message })
+        let cause = match (kind, &self.because) {
+            (GateKind::LowConfidence, _) => GateCause::LowConfidence,
+            (_, EscalationCause::Repetition) => GateCause::LoopDetected,
+            (_, EscalationCause::Denials(_)) => GateCause::CallsDenied,
+        };
+        Some(ModeApproval { kind, cause, message })
     }
 
     fn approval_answered(&mut self, approved: bool, waited: SignedDuration) {
