@@ -166,7 +166,12 @@ fn the_usage_changes_only_together_with_something_else_that_is_seen() {
             assert!(view == last || same != last, "{view:?}");
             last = view;
             if let Some(run) = driver.running.keys().next().copied() {
-                driver.end(run.index, ToolOutcome::Done { text: "exit code 0".into() });
+                driver.end(
+                    run.index,
+                    ToolOutcome::Done {
+                        text: "exit code 0".into(),
+                    },
+                );
             }
         }
     }

@@ -106,8 +106,8 @@ fn the_answer_to_a_request_is_not_that_of_the_last_heartbeat() {
 #[case::failed(false)]
 fn a_task_that_ends_after_a_change_of_the_mode_is_no_heartbeat(#[case] is_answered: bool) {
     let mut driver = at_work(mode());
-    driver.answer(wants(&["bank__pay"]));
-    driver.done(1, "paid");
+    driver.answer(wants(&["files__write"]));
+    driver.done(1, "written");
     driver.settings = every(600);
     driver.restart(2);
     assert_eq!(driver.purpose, CallPurpose::Turn);
@@ -124,11 +124,19 @@ fn a_task_that_ends_after_a_change_of_the_mode_is_no_heartbeat(#[case] is_answer
     while driver.in_flight.is_none() {
         driver.next_timer();
     }
-    assert_eq!((driver.purpose, beats(&driver)), (CallPurpose::Turn, 0), "its own turn is first");
+    assert_eq!(
+        (driver.purpose, beats(&driver)),
+        (CallPurpose::Turn, 0),
+        "its own turn is first"
+    );
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(600));
     assert_eq!(beats(&driver), 1);
-    assert!(!driver.observed().contains("previous heartbeat"), "{}", driver.observed());
+    assert!(
+        !driver.observed().contains("previous heartbeat"),
+        "{}",
+        driver.observed()
+    );
 }
 
 #[test]

@@ -146,10 +146,16 @@ async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends()
     assert_eq!(both.0.unwrap().rows, ONE_OF_EACH);
     assert_eq!(both.1.unwrap().ack, stored(4));
     let versions = "SELECT version, name FROM agentloop_migrations ORDER BY version";
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces", "4|gate causes"]);
+    assert_eq!(
+        postgres.rows(versions).await,
+        ["1|history", "2|goal steps", "3|traces", "4|gate causes"]
+    );
     let third = store(&postgres);
     assert_eq!(third.store(&WATCHER, &batch(4, 5)).await.unwrap().ack, stored(5));
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces", "4|gate causes"]);
+    assert_eq!(
+        postgres.rows(versions).await,
+        ["1|history", "2|goal steps", "3|traces", "4|gate causes"]
+    );
     let executions =
         "SELECT namespace, agent_name, task_id, project_id, turn, completed_at - started_at, duration_milliseconds,
         final_status, total_cost_usd, total_tokens, state_snapshot->>'end'

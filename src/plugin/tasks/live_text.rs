@@ -79,11 +79,7 @@ impl LiveText {
     }
 
     /// Prints what remains of a response. A task that has failed without a result has none, not an empty one.
-    pub fn finish_response(
-        &self,
-        response: &ReceivedTaskResponse,
-        screen: &mut Screen<'_>,
-    ) -> Result<(), PluginError> {
+    pub fn finish_response(&self, response: &ReceivedTaskResponse, screen: &mut Screen<'_>) -> Result<(), PluginError> {
         let text = response.result_text();
         if text.is_empty() && response.exit_status() != ExitStatus::Success {
             self.end_line(screen.out);
@@ -249,7 +245,11 @@ mod tests {
     #[case::limit_with_a_result("LimitReached", json!("half"), "half\n")]
     #[case::empty("Completed", json!(""), "\n")]
     #[case::completed("Completed", json!("whole"), "whole\n")]
-    fn a_task_that_failed_without_a_result_prints_nothing(#[case] outcome: &str, #[case] result: Value, #[case] printed: &str) {
+    fn a_task_that_failed_without_a_result_prints_nothing(
+        #[case] outcome: &str,
+        #[case] result: Value,
+        #[case] printed: &str,
+    ) {
         for is_terminal in [true, false] {
             let response = ReceivedTaskResponse {
                 outcome: outcome.into(),

@@ -199,7 +199,8 @@ impl WorkerLife<'_> {
             self.environment.next_happening(),
             self.environment.next_answer(&self.answered),
             self.timer,
-            self.sensors.next(self.environment.now, |name| self.steps.accepts_events_of(name)),
+            self.sensors
+                .next(self.environment.now, |name| self.steps.accepts_events_of(name)),
             self.steps.scale_down_due(),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
@@ -233,7 +234,9 @@ impl WorkerLife<'_> {
             return self.hear(word);
         }
         let steps = &self.steps;
-        let due = self.sensors.due(self.environment.now, |name| steps.accepts_events_of(name));
+        let due = self
+            .sensors
+            .due(self.environment.now, |name| steps.accepts_events_of(name));
         if let Some(happened) = due {
             return self.sense(happened);
         }

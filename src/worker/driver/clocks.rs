@@ -17,7 +17,9 @@ impl LoopDriver<'_> {
         let silence = (self.link < LinkFreshness::Silent).then(|| self.contact.time_until_silent(now));
         let lease = (self.link < LinkFreshness::Lost).then(|| self.contact.time_until_lost(now));
         let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
-        let sensor = self.next_sensor(now.wall).map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
+        let sensor = self
+            .next_sensor(now.wall)
+            .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
         let idle = self.scale_down_due();
         let idle = idle.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
         [timer, silence, lease, drain, sensor, idle]

@@ -125,7 +125,10 @@ fn a_tick_that_was_not_written_comes_again_as_the_same_event() {
     let mut worker = Worker::new();
     let terms = [clock(1, json!({}))];
     worker.direct("2026-01-05T07:30:00Z", &terms);
-    let lost = worker.sensors.due(at("2026-01-05T08:00:00Z"), |_| true).expect("a tick");
+    let lost = worker
+        .sensors
+        .due(at("2026-01-05T08:00:00Z"), |_| true)
+        .expect("a tick");
     let Some(EngineInput::Sensed(lost)) = lost.input().cloned() else {
         panic!("no event");
     };

@@ -30,7 +30,9 @@ async fn the_start_and_the_usage_of_a_goals_run_outlast_the_process_and_its_end_
     let replies = vec![used(answer("Not yet.", &[]), 100, 10), Reply::Hang];
     let mut gateway = Gateway::start(harness.dir.path(), replies);
     let worker = harness.worker(&gateway);
-    let first = gateway.until("a step", |log| goal(log).steps == 1 && log.calls.len() == 2).await;
+    let first = gateway
+        .until("a step", |log| goal(log).steps == 1 && log.calls.len() == 2)
+        .await;
     let began = goal(&first).started_at.expect("a start");
     worker.kill().await;
     gateway.down();
@@ -39,7 +41,9 @@ async fn the_start_and_the_usage_of_a_goals_run_outlast_the_process_and_its_end_
     let result = json!({"result": "done"});
     gateway.keep(&id, used(answer("", &[("finish", result)]), 200, 20));
     let _worker = harness.worker(&gateway);
-    let ended = gateway.until("the end", |log| log.last().state == LoopState::Stopped).await;
+    let ended = gateway
+        .until("the end", |log| log.last().state == LoopState::Stopped)
+        .await;
     let status = goal(&ended);
     assert_eq!(status.end, Some(GoalEnd::CriteriaMet));
     assert_eq!(status.started_at, Some(began.clone()));

@@ -113,7 +113,8 @@ async fn a_schedule_that_arrives_while_the_queue_is_full_starts() {
     gateway.request(task("request-more", "ann"));
     let log = gateway.until("a refusal", |log| log.receipts.len() == 1002).await;
     assert_eq!(log.receipts[1001].receipt, TaskReceipt::QueueFull);
-    let spec = json!({"agentNames": ["a"], "source": {"schedule": {"cron": "0 * * * *"}}, "task": {"prompt": "'look'"}});
+    let spec =
+        json!({"agentNames": ["a"], "source": {"schedule": {"cron": "0 * * * *"}}, "task": {"prompt": "'look'"}});
     let clock = SensorTerms {
         uid: "uid-clock".into(),
         name: "clock".into(),

@@ -38,8 +38,8 @@ pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
 use self::validation::{CriterionResult, CriterionState, PendingCheck, Validation};
 use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
-    CheckEnd, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
-    NextStep, TurnEnd, TurnOpening,
+    CheckEnd, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion, NextStep,
+    TurnEnd, TurnOpening,
 };
 use crate::GateCause;
 use crate::context::prompt;

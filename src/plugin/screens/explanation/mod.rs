@@ -232,7 +232,9 @@ fn goal_run(status: &AgentStatus, now: Timestamp) -> Option<String> {
     // 0 without prices.
     let cost = Some(usage.cost).filter(|cost| *cost > 0);
     let cost = cost.map_or_else(String::new, |cost| format!(", {}", amount(AmountKind::Cost, cost)));
-    Some(format!("this run of the goal {verb} {took}: {steps}, {calls}, {tokens} tokens{cost}"))
+    Some(format!(
+        "this run of the goal {verb} {took}: {steps}, {calls}, {tokens} tokens{cost}"
+    ))
 }
 
 /// Whether a user has requested that the loop ends, which it has not reported yet.
