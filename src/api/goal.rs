@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -235,9 +236,37 @@ pub struct GoalStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100))]
     pub last_confidence_percent: Option<i32>,
+    /// Time at which the first turn of this run began. A run is everything from the first step to the end of the loop: an edit
+    /// of the goal in between is part of it, as for `steps`. Absent: no turn has begun, or it did so under a version without
+    /// this field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// Time at which the loop ended, in whichever way. Absent while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Time>,
+    /// What this run has used, as of the last start or end of a turn or a check. The answers to requests of users are not part
+    /// of it. Absent with `startedAt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<GoalUsage>,
     /// What ended the loop. Absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end: Option<GoalEnd>,
+}
+
+/// What the model calls of a run used: those of its turns, and those that judge and estimate.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GoalUsage {
+    /// Number of model calls sent; each attempt counts.
+    #[schemars(range(min = 0))]
+    pub calls: i64,
+    /// Tokens of its calls as far as the server reported them: uncached input, cache writes and output.
+    #[schemars(range(min = 0))]
+    pub tokens: i64,
+    /// Cost of its calls in millionths of a US dollar, as far as prices are known. `maxCostUSD` limits it.
+    #[serde(rename = "costMicroUSD")]
+    #[schemars(range(min = 0))]
+    pub cost: i64,
 }
 
 /// What the progress of a goal is measured by, the best first.

@@ -13,6 +13,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::GateCause;
 use crate::effects::EffectBuffer;
 use crate::loop_detection::ToolCallEnding;
 use crate::machine::Engine;
@@ -362,7 +363,14 @@ pub(crate) fn opened(
         opened_at,
         expires_at,
     };
-    let line = gate_line(RecordKind::GateOpened, run, &gate.id, plan);
+    let cause = match kind {
+        GateKind::UnknownOutcome => GateCause::UnknownOutcome,
+        GateKind::ToolCallNeedsApproval
+        | GateKind::ToolDefinitionsChanged
+        | GateKind::LowConfidence
+        | GateKind::Escalated => plan.asked_by,
+    };
+    let line = gate_line(RecordKind::GateOpened, run, &cause.note(&gate.id), plan);
     plan.approval = RunApproval::Pending(gate);
     line
 }

@@ -60,6 +60,9 @@ impl Engine {
             return;
         };
         self.count_use(LimitedResource::LLMCalls, 1, out);
+        if self.turn_rules().is_of_mode {
+            self.ask_mode(out.now, |mode, _| mode.call_sent());
+        }
         let note = self.call_purpose();
         out.record(call_line(RecordKind::CallStarted, call, note.as_ref(), Vec::new()));
         self.dispatch_call(out);
@@ -128,7 +131,7 @@ impl Engine {
             self.calibrate_sizes(answer.input_tokens);
         }
         if self.turn_rules().is_of_mode {
-            self.ask_mode(out.now, |mode, _| mode.call_answered(answer.cost));
+            self.ask_mode(out.now, |mode, _| mode.call_answered(answer));
         }
         // Usage that the server does not report counts as the largest possible call, so that rate limits hold.
         let tokens = answer.tokens.unwrap_or_else(|| self.largest_use(&task, purpose));
@@ -184,7 +187,7 @@ impl Engine {
             Some(_) | None => failure,
         };
         if let Some(reason) = failure.kind.refused_by() {
-            self.uncount_call();
+            self.uncount_call(out.now);
             if failed.task == CallTask::Score && failure.kind == FailureKind::CallExceedsLimit {
                 // An event that is too large for a limit must not hold the loop.
                 self.give_up_score(failure, out);
@@ -194,7 +197,7 @@ impl Engine {
             return;
         }
         if matches!(failure.kind, FailureKind::LinkLost | FailureKind::RecordFailed) {
-            self.uncount_call();
+            self.uncount_call(out.now);
             self.state.reasons.reschedule_probes(out.now);
         } else {
             self.clear_probed_pauses();

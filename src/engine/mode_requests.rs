@@ -403,7 +403,7 @@ impl Engine {
 
     /// Opens the gate of the mode, and pauses the loop.
     pub(super) fn open_mode_gate(&mut self, out: &mut EffectBuffer) {
-        let Some(ModeApproval { kind, message }) = self.mode().approval(&self.mode_context(out.now)) else {
+        let Some(ModeApproval { kind, cause, message }) = self.mode().approval(&self.mode_context(out.now)) else {
             return;
         };
         if self.state.requests.gate.is_some() {
@@ -417,9 +417,9 @@ impl Engine {
             opened_at: out.now,
             expires_at: time_math::after(out.now, self.settings.approval_timeout),
         };
-        let note = gate.id.clone();
+        let note = cause.note(&gate.id);
         requests.gate = Some(RequestedGate {
-            arguments: sha256_hex(format!("{note} {message}"), 16),
+            arguments: sha256_hex(format!("{} {message}", gate.id), 16),
             gate,
             message,
         });

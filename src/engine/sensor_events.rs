@@ -56,12 +56,6 @@ impl Engine {
         !self.fenced && self.is_live()
     }
 
-    /// Whether the engine accepts events of all Sensors: their tasks must have room.
-    #[must_use]
-    pub fn accepts_events(&self) -> bool {
-        self.accepts_input() && (!self.runs_tasks() || self.accepts_all_tasks())
-    }
-
     /// Whether the engine accepts events of the Sensor of this name.
     #[must_use]
     pub fn accepts_events_of(&self, sensor: &str) -> bool {

@@ -10,10 +10,11 @@ use tokio_postgres::types::Type;
 use super::error::HistoryError;
 
 /// Version, name and statements.
-pub(crate) const MIGRATIONS: [(i32, &str, &str); 3] = [
+pub(crate) const MIGRATIONS: [(i32, &str, &str); 4] = [
     (1, "history", include_str!("migrations/0001_history.sql")),
     (2, "goal steps", include_str!("migrations/0002_goal_steps.sql")),
     (3, "traces", include_str!("migrations/0003_traces.sql")),
+    (4, "gate causes", include_str!("migrations/0004_gate_causes.sql")),
 ];
 /// Key of the advisory lock: "agentlop" in ASCII.
 const LOCK: i64 = 0x6167_656e_746c_6f70;

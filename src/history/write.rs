@@ -52,11 +52,11 @@ ON CONFLICT (agent_id, id) DO UPDATE SET execution_id = excluded.execution_id, s
 /// A line of a journal never changes.
 const AUDIT: &str = r#"
 INSERT INTO agent_execution_audit (agent_id, namespace, agent_name, trace_id, seq, at, execution_id, turn, member, call, run, tool,
-    effect, decision, gate, decided_by, idempotency_key, arguments_hash, outcome, note)
+    effect, decision, gate, cause, decided_by, idempotency_key, arguments_hash, outcome, note)
 SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
         left(encode(sha256(convert_to('agentloop trace ' || $1 || ' ' || r.member || ' ' || r.turn, 'UTF8')), 'hex'), 32) END,
     r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
-    turn bigint, member integer, call text, run text, tool text, effect text, decision text, gate text, "decidedBy" text,
+    turn bigint, member integer, call text, run text, tool text, effect text, decision text, gate text, cause text, "decidedBy" text,
     "idempotencyKey" text, "argumentsHash" text, outcome text, note text)
 ON CONFLICT (agent_id, seq, at) DO NOTHING"#;
 

@@ -199,6 +199,9 @@ pub struct AuditRow {
     /// Id of the gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<String>,
+    /// The rule that opened the gate; absent: the row opens none, or an earlier version has written it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
     /// User who decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<String>,

@@ -3,6 +3,8 @@
 //! Holds no rule about loops. No effect is carried out before its record is on disk.
 
 mod actions;
+mod clocks;
+mod directives;
 pub mod loop_timer;
 mod sensor_events;
 mod tasks;
@@ -24,7 +26,7 @@ use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::machine::Engine;
 use crate::engine::message::ModelAnswer;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
-use crate::engine::{CallId, EngineGateAnswer, EngineInput, KnownTotals, RecordKind, StopCause};
+use crate::engine::{CallId, EngineInput, KnownTotals, RecordKind, StopCause};
 use crate::link::deliveries::Delivery;
 use crate::link::messages::{Directives, LoopReport};
 use crate::link::socket::WorkerSession;
@@ -343,7 +345,7 @@ impl<'a> LoopDriver<'a> {
 
     async fn next(&mut self, world: &mut DriverInputs) -> DriverEvent {
         let moment = sleep(self.until_moment(ClockReading::now()));
-        let (listens, takes) = (self.accepts_sensor_events(), self.accepts_deliveries());
+        let (listens, takes) = (self.takes_records(), self.accepts_deliveries());
         tokio::select! {
             biased;
             () = world.terminate.cancelled(), if !self.terminated => DriverEvent::Terminated,
@@ -364,118 +366,6 @@ impl<'a> LoopDriver<'a> {
             ask = self.readings.next_request() => DriverEvent::Asked(ask),
             () = moment => DriverEvent::Moment,
         }
-    }
-
-    /// Returns the time until the next deadline that only the clocks announce.
-    fn until_moment(&self, now: ClockReading) -> Duration {
-        let timer = self
-            .timer
-            .at()
-            .map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        let silence = (self.link < LinkFreshness::Silent).then(|| self.contact.time_until_silent(now));
-        let lease = (self.link < LinkFreshness::Lost).then(|| self.contact.time_until_lost(now));
-        let drain = self.drain_from.map(|from| self.drain.saturating_sub(now.since(from)));
-        let sensor = self.sensors.next(now.wall).filter(|_| self.accepts_sensor_events());
-        let sensor = sensor.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        let idle = self.scale_down_due();
-        let idle = idle.map(|at| Duration::try_from(at.duration_since(now.wall)).unwrap_or_default());
-        [timer, silence, lease, drain, sensor, idle]
-            .into_iter()
-            .flatten()
-            .fold(LOOK_AGAIN, Duration::min)
-    }
-
-    fn check_clocks(&mut self) -> Result<(), JournalError> {
-        let now = ClockReading::now();
-        let set_back = now.was_set_back_since(self.looked);
-        self.looked = now;
-        if self.timer.fires(now.wall) || set_back {
-            // Safe if early: the engine checks its own deadlines again.
-            self.feed(EngineInput::Timer)?;
-        }
-        self.check_link(now)?;
-        if !self.stopped && self.drain_from.is_some_and(|from| now.since(from) >= self.drain) {
-            self.feed(EngineInput::DrainEnded)?;
-        }
-        self.check_sensors(now.wall)?;
-        self.check_scale_down(now.wall)
-    }
-
-    /// Reports to the engine each threshold of the [`RunLease`] that has passed.
-    fn check_link(&mut self, now: ClockReading) -> Result<(), JournalError> {
-        if self.link < LinkFreshness::Silent && self.contact.is_silent(now) {
-            self.link = LinkFreshness::Silent;
-            self.feed(EngineInput::LinkSilent)?;
-        }
-        if self.link < LinkFreshness::Lost && self.contact.is_lost(now) {
-            self.link = LinkFreshness::Lost;
-            self.feed(EngineInput::LinkLost)?;
-        }
-        Ok(())
-    }
-
-    fn apply_gateway_update(
-        &mut self,
-        updates: &mut watch::Receiver<Option<GatewayUpdate>>,
-    ) -> Result<(), JournalError> {
-        let Some(update) = updates.borrow_and_update().clone() else {
-            return Ok(());
-        };
-        if update.event.fenced {
-            return self.stop(StopCause::Fenced);
-        }
-        let directives = update.event.directives.clone();
-        self.readings.set(&directives.readings);
-        self.history.set_wanted(directives.history);
-        if update.suspends() {
-            self.stop(StopCause::Suspend)?;
-        }
-        self.contact = update.contact();
-        if self.link > LinkFreshness::Fresh && !self.contact.is_silent(ClockReading::now()) {
-            self.link = LinkFreshness::Fresh;
-            self.feed(EngineInput::LinkBack)?;
-        }
-        // Directives are levels and are repeated: feed only what differs from the previous ones.
-        let before = std::mem::replace(&mut self.directives, directives.clone());
-        if before.budget != directives.budget {
-            self.feed(EngineInput::BudgetChanged {
-                budget: update.budget(),
-            })?;
-        }
-        if let Some(token) = directives.wake.filter(|token| before.wake.as_ref() != Some(token)) {
-            self.feed(EngineInput::WakeRequested { token })?;
-        }
-        if let Some(token) = directives.resume.filter(|token| before.resume.as_ref() != Some(token)) {
-            self.feed(EngineInput::ResumeRequested { token })?;
-        }
-        if let Some(token) = directives.stop.filter(|token| before.stop.as_ref() != Some(token)) {
-            self.feed(EngineInput::StopRequested { token })?;
-        }
-        let answers = directives.gate_answers.iter();
-        for answer in answers.filter(|answer| !before.gate_answers.contains(answer)) {
-            self.feed(EngineInput::GateAnswered(EngineGateAnswer {
-                gate: answer.id.clone(),
-                arguments: answer.arguments_hash.clone(),
-                approved: answer.approved,
-                by: answer.by.clone(),
-            }))?;
-        }
-        if before.wake_events != directives.wake_events
-            && let Some(names) = directives.wake_events.clone()
-        {
-            self.feed(EngineInput::WakeEventsChanged { names })?;
-        }
-        if before.sensors != directives.sensors {
-            let begun = self
-                .sensors
-                .apply_terms(Timestamp::now(), directives.sensors.as_deref());
-            begun
-                .into_iter()
-                .try_for_each(|happened| self.apply_transition(happened))?;
-            self.lookouts.set(&self.sensors);
-            self.outbox.report(self.report());
-        }
-        Ok(())
     }
 
     /// Asks the engine to stop, once per cause. A drain is not replaced by a suspension: a process that must exit never

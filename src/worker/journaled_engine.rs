@@ -121,12 +121,6 @@ impl<'a> JournaledEngine<'a> {
         self.engine.set_skills(skills);
     }
 
-    /// Whether an event of any Sensor would have an effect now.
-    #[must_use]
-    pub fn accepts_sensor_events(&self) -> bool {
-        self.engine.accepts_events()
-    }
-
     /// Whether an event of the Sensor of this name would have an effect now.
     #[must_use]
     pub fn accepts_events_of(&self, sensor: &str) -> bool {
@@ -182,7 +176,7 @@ impl<'a> JournaledEngine<'a> {
     }
 
     /// Handles the effect of a Sensor event, if any, and commits the Sensor's record in the same transaction. Call it
-    /// only while [`Self::accepts_sensor_events`] is true.
+    /// only while [`Self::is_live`] is true, and with an effect while [`Self::accepts_events_of`] is.
     pub fn sense(&mut self, now: Timestamp, input: Option<EngineInput>, kept: &SensorRecord) -> StepOutcome {
         self.take_with(now, input, Some(kept))
     }

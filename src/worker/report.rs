@@ -71,6 +71,9 @@ fn goal(view: GoalView) -> GoalStatus {
         criteria: criteria.map(|(name, met)| CriterionStatus { name, met }).collect(),
         artifacts: view.artifacts,
         last_confidence_percent: view.last_confidence.map(Into::into),
+        started_at: view.started_at.map(Time),
+        ended_at: view.ended_at.map(Time),
+        usage: view.usage,
         end: view.end,
     }
 }

@@ -7,6 +7,7 @@ mod calls;
 mod deliveries;
 mod disk;
 mod gateway;
+mod goals;
 mod memory;
 mod precheck;
 pub mod process;

@@ -32,6 +32,7 @@ fn goal(end: Option<GoalEnd>, confidence: Option<i32>) -> GoalStatus {
         artifacts: Vec::new(),
         last_confidence_percent: confidence,
         end,
+        ..GoalStatus::default()
     }
 }
 

@@ -18,19 +18,19 @@ use serde_json::{Map, Value};
 
 use super::effects::{EffectBuffer, journal_line};
 use super::machine::Engine;
-use super::message::{ToolCall, ToolDefinition};
+use super::message::{ModelAnswer, ToolCall, ToolDefinition};
 use super::resources::ResourceTracker;
 use super::settings::{EngineSettings, ModeSettings};
 use super::snapshot::{ChosenSleep, TurnBriefing};
 use super::tasks::{TaskOffer, requests};
 use super::tools::admission::{DenialReason, DeniedCall};
 use super::turn::kind::{ModeTurnKind, TurnKind};
-use super::{CallPurpose, JournalRecord, RecordKind};
+use super::{CallPurpose, GateCause, JournalRecord, RecordKind};
 use agentloop_api::failure::CallFailure;
-use agentloop_api::goal::{ArtifactStatus, GoalEnd};
 use agentloop_api::status::{GateKind, LoopOutcome};
 use continuous::ContinuousState;
-use goal::{GoalProgress, GoalState, StepValidation};
+pub use goal::GoalView;
+use goal::{GoalState, StepValidation};
 use task::TaskState;
 
 /// What a mode may look at.
@@ -146,24 +146,10 @@ pub enum CheckEnd<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeApproval {
     pub kind: GateKind,
+    /// The rule that asks.
+    pub cause: GateCause,
     /// Why the loop waits. No text of a model or a tool.
     pub message: String,
-}
-
-/// The progress of a loop in mode `Goal`, as seen from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GoalView {
-    /// Completed steps.
-    pub steps: u32,
-    pub progress: GoalProgress,
-    /// The criteria, and whether each was met at its last check.
-    pub criteria: Vec<(String, bool)>,
-    /// The artifacts, as they were at their last check.
-    pub artifacts: Vec<ArtifactStatus>,
-    /// In percent.
-    pub last_confidence: Option<u8>,
-    /// What ended the loop.
-    pub end: Option<GoalEnd>,
 }
 
 /// The decision on a call of one of the mode's tools.
@@ -283,8 +269,14 @@ pub trait LoopMode {
     /// The loop answered a request for this long, which is not the mode's work.
     fn interrupted(&mut self, _time: SignedDuration, _context: &ModeContext<'_>) {}
 
-    /// A model call of the mode's work was answered, whatever its purpose. `cost`: in micro-dollars, if known.
-    fn call_answered(&mut self, _cost: Option<i64>) {}
+    /// An attempt at a model call of the mode's work was sent, whatever its purpose.
+    fn call_sent(&mut self) {}
+
+    /// The attempt was not made after all.
+    fn call_refused(&mut self) {}
+
+    /// A model call of the mode's work was answered.
+    fn call_answered(&mut self, _answer: &ModelAnswer) {}
 
     /// Whether a person decides on a detected loop once its turn has ended, instead of a forced sleep.
     fn escalates_loops(&self) -> bool {

@@ -181,11 +181,6 @@ impl Engine {
         self.may_accept_tasks() && (self.tasks.has_room() || self.tasks.has_room_beyond())
     }
 
-    /// Whether a task of any origin would be accepted now.
-    pub(crate) fn accepts_all_tasks(&self) -> bool {
-        self.may_accept_tasks() && self.tasks.has_room()
-    }
-
     fn may_accept_tasks(&self) -> bool {
         self.accepts_input() && self.state.life.outcome().is_none()
     }

@@ -96,7 +96,7 @@ fn a_call_that_needs_an_approval_pauses_the_loop_and_runs_once_it_is_approved() 
         (LoopState::Paused, vec![PauseReason::ToolCallNeedsApproval])
     );
     assert_eq!(driver.gate_ids(), ["e1-t1c1r1"]);
-    assert_eq!(driver.notes(RecordKind::GateOpened), ["e1-t1c1r1"]);
+    assert_eq!(driver.notes(RecordKind::GateOpened), ["e1-t1c1r1 ToolPolicy"]);
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
     driver.pass(seconds(1800));
     driver.answer_gate("e1-t1c1r1", true);
@@ -352,6 +352,8 @@ fn a_run_of_unknown_outcome_is_repeated_only_if_that_is_approved() {
         (vec!["e1-t1c1r1-try2".to_owned()], vec![PauseReason::UnknownOutcome])
     );
     assert_eq!(driver.sent.len(), 1);
+    let opened = driver.notes(RecordKind::GateOpened);
+    assert_eq!(*opened.last().unwrap(), "e1-t1c1r1-try2 UnknownOutcome");
     driver.answer_gate("e1-t1c1r1-try2", true);
     assert_eq!(driver.sent.len(), 2);
     assert_eq!(driver.sent[0], driver.sent[1]);
@@ -592,5 +594,7 @@ fn a_condition_asks_for_the_calls_for_whose_arguments_it_holds_and_for_no_other(
             "{path}"
         );
         assert!(driver.gates().iter().all(|open| open.because_of.is_none()));
+        let opened = driver.notes(RecordKind::GateOpened);
+        assert!(opened.iter().all(|note| *note == "e1-t1c1r1 ApprovalCondition"));
     }
 }

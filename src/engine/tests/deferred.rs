@@ -174,7 +174,7 @@ fn the_same_call_is_not_deferred_twice() {
     driver.answer(wants(&["repo__delete"]));
     assert_eq!(driver.gate_ids(), ["e1-t1c1r1"]);
     assert_eq!(driver.notes(RecordKind::ToolDenied), ["AlreadyDeferred"]);
-    assert_eq!(driver.notes(RecordKind::GateOpened), ["e1-t1c1r1"]);
+    assert_eq!(driver.notes(RecordKind::GateOpened), ["e1-t1c1r1 ToolPolicy"]);
 }
 
 #[test]

@@ -181,6 +181,11 @@ fn a_person_decides_on_the_loop_at_the_limit_of_denials_and_not_before() {
         (driver.gate_kinds(), driver.reasons()),
         (vec![GateKind::Escalated], vec![PauseReason::Escalated])
     );
+    let opened = *driver.notes(RecordKind::GateOpened).last().unwrap();
+    assert!(
+        opened.starts_with("goal-e1-") && opened.ends_with(" CallsDenied"),
+        "{opened}"
+    );
     driver.answers(false);
     assert_eq!(
         ended(&driver),

@@ -104,7 +104,7 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
         "after 1 of 20 steps the confidence that the goal will be reached is 49 %, below 50 % \
          (goal.confidence.thresholdPercent); the loop waits for an approval to continue (gate goal-e1-1)"
     );
-    assert_eq!(driver.notes(RecordKind::GateOpened), ["goal-e1-1"]);
+    assert_eq!(driver.notes(RecordKind::GateOpened), ["goal-e1-1 LowConfidence"]);
     let detail = |driver: &Driver, kind| {
         driver
             .journal
@@ -142,6 +142,8 @@ fn a_low_confidence_opens_a_gate_and_an_approval_continues_the_loop() {
 #[case::confidence(doubtful(), GoalEnd::LowConfidence)]
 #[case::repetition(looping(), GoalEnd::LoopDetected)]
 fn a_denial_escalates(#[case] mut driver: Driver, #[case] end: GoalEnd) {
+    let opened = *driver.notes(RecordKind::GateOpened).last().unwrap();
+    assert_eq!(opened, format!("goal-e1-1 {end}"), "the cause is what ends the loop");
     answer_gate(&mut driver, false);
     let closed = driver
         .journal

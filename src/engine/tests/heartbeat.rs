@@ -1,6 +1,10 @@
 //! The heartbeat: when it runs, and that it leaves the agent's own turns and sleep unchanged.
 
+use rstest::rstest;
+
 use super::super::modes::continuous::heartbeat::{HeartbeatSettings, MAX_LAST_BYTES};
+use super::tasks::{at_work, mode};
+use super::work::wants;
 use super::*;
 use crate::model_call::CallStep;
 
@@ -81,6 +85,58 @@ fn without_the_field_there_is_none_and_one_that_is_taken_away_comes_no_more() {
     driver.restart(2);
     driver.pass(seconds(3000));
     assert_eq!(beats(&driver), 0);
+}
+
+#[test]
+fn the_answer_to_a_request_is_not_that_of_the_last_heartbeat() {
+    let mut driver = asleep(every(600));
+    driver.pass(seconds(600));
+    driver.answer(says("All is well."));
+    driver.ask("a");
+    assert_eq!(driver.purpose, CallPurpose::Chat);
+    driver.answer(says("The price is 4."));
+    driver.pass(seconds(600));
+    let quoted = "at the previous heartbeat:\nAll is well.\n\nIs all well?";
+    assert!(driver.observed().ends_with(quoted), "{}", driver.observed());
+}
+
+/// The volume of an Agent that was in mode Task can have a task under way.
+#[rstest]
+#[case::answered(true)]
+#[case::failed(false)]
+fn a_task_that_ends_after_a_change_of_the_mode_is_no_heartbeat(#[case] is_answered: bool) {
+    let mut driver = at_work(mode());
+    driver.answer(wants(&["files__write"]));
+    driver.done(1, "written");
+    driver.settings = every(600);
+    driver.restart(2);
+    assert_eq!(driver.purpose, CallPurpose::Turn);
+    if is_answered {
+        driver.answer(says("The price is 4."));
+    } else {
+        while driver.notes(RecordKind::TurnFailed).is_empty() {
+            if driver.in_flight.is_none() {
+                driver.next_timer();
+            }
+            driver.fail(FailureKind::BadResponse);
+        }
+    }
+    while driver.in_flight.is_none() {
+        driver.next_timer();
+    }
+    assert_eq!(
+        (driver.purpose, beats(&driver)),
+        (CallPurpose::Turn, 0),
+        "its own turn is first"
+    );
+    driver.answer(calls("yield", r#"{"sleep": 3600}"#));
+    driver.pass(seconds(600));
+    assert_eq!(beats(&driver), 1);
+    assert!(
+        !driver.observed().contains("previous heartbeat"),
+        "{}",
+        driver.observed()
+    );
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod goal_recovery;
 mod goal_requests;
 mod goal_story;
 mod goal_texts;
+mod goal_totals;
 mod heartbeat;
 mod held_results;
 mod history;

@@ -228,7 +228,7 @@ fn requests_that_wait_when_the_loop_ends_fail() {
         [("request-a", TaskOutcome::Failed), ("request-b", TaskOutcome::Failed)]
     );
     assert!(driver.response().error.as_ref().unwrap().contains("the loop has ended"));
-    assert!(!driver.engine.accepts_all_tasks());
+    assert!(!driver.engine.accepts_tasks_beyond());
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn no_request_is_accepted_once_the_loop_has_ended_although_a_run_is_awaited() {
     driver.answer_gate("e1-t1c1r1", true);
     driver.answer(finish("done"));
     assert_eq!((driver.running(), driver.stopped), (vec![1], false));
-    assert!(!driver.engine.accepts_all_tasks());
+    assert!(!driver.engine.accepts_tasks_beyond());
     driver.ask("a");
     assert_eq!(driver.tasks.waiting, []);
 }

@@ -39,7 +39,7 @@ fn a_loop_without_a_task_gives_its_pod_back_at_its_time_and_not_before() {
     driver.pass(seconds(1));
     driver.feed(EngineInput::ScaleDown);
     assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::ScaledToZero));
-    assert!(driver.stopped && !driver.engine.accepts_all_tasks());
+    assert!(driver.stopped && !driver.engine.accepts_tasks_beyond());
     driver.take("c");
     assert_eq!(
         driver.tasks.waiting,

@@ -101,6 +101,8 @@ fn after_a_result_of_an_untrusted_server_a_call_with_side_effects_waits_for_an_a
     driver.answer(wants(&[name]));
     assert_eq!(driver.sent.len(), 1);
     assert_eq!(asked(&driver), [Some("server/web".to_owned())]);
+    let opened = driver.notes(RecordKind::GateOpened);
+    assert!(opened[0].ends_with(" UntrustedContent"), "{opened:?}");
     let view = driver.engine.view();
     assert_eq!(view.reasons[0].reason, PauseReason::ToolCallNeedsApproval);
     let message = format!(

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use strum::AsRefStr;
 
 use super::batch::ToolRunPlan;
+use crate::GateCause;
 use crate::approvals::RunApproval;
 use crate::context::prompt_size;
 use crate::ids;
@@ -309,6 +310,11 @@ impl KnownTool {
             tries: 0,
             trusted: self.spec.trusted,
             because_of: because_of.map(str::to_owned),
+            asked_by: match because_of {
+                Some(_) => GateCause::UntrustedContent,
+                None if asks && !self.spec.needs_approval => GateCause::ApprovalCondition,
+                None => GateCause::ToolPolicy,
+            },
             approval: if asks || because_of.is_some() {
                 RunApproval::Needed(GateKind::ToolCallNeedsApproval)
             } else {

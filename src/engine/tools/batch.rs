@@ -11,6 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::GateCause;
 use crate::approvals::{RunApproval, RunGate};
 use crate::loop_detection::ToolCallEnding;
 use crate::message::ToolCall;
@@ -94,6 +95,9 @@ pub struct ToolRunPlan {
     /// The source of the untrusted content because of which it needs that approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub because_of: Option<String>,
+    /// The rule because of which it needs that approval.
+    #[serde(default, skip_serializing_if = "GateCause::is_policy")]
+    pub asked_by: GateCause,
     /// Whether its server is trusted.
     #[serde(default)]
     pub trusted: bool,

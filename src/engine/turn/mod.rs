@@ -183,10 +183,13 @@ impl Engine {
     }
 
     /// Takes back the count of the call last sent: it was not made.
-    pub(crate) fn uncount_call(&mut self) {
+    pub(crate) fn uncount_call(&mut self, now: Timestamp) {
         self.state
             .used
             .give_back(&self.settings.windows(), LimitedResource::LLMCalls, 1);
+        if self.turn_rules().is_of_mode {
+            self.ask_mode(now, |mode, _| mode.call_refused());
+        }
     }
 
     /// The next call would have to wait. Under the policy Skip this ends the turn; its work so far stays. A first call

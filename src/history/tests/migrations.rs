@@ -18,7 +18,7 @@ async fn tables_of_version_2() -> Postgres {
     postgres
         .run(
             "ALTER TABLE agent_execution_history DROP COLUMN trace_id;
-             ALTER TABLE agent_execution_audit DROP COLUMN trace_id; DELETE FROM agentloop_migrations WHERE version > 2",
+             ALTER TABLE agent_execution_audit DROP COLUMN trace_id, DROP COLUMN cause; DELETE FROM agentloop_migrations WHERE version > 2",
         )
         .await;
     postgres
@@ -47,7 +47,7 @@ async fn a_migration_that_waits_for_a_long_reader_lets_the_others_pass_and_is_ma
     );
     assert_eq!(
         postgres.number("SELECT max(version) FROM agentloop_migrations").await,
-        3
+        4
     );
 }
 

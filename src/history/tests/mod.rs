@@ -92,6 +92,7 @@ fn line(seq: i64, at: Timestamp) -> AuditRow {
         effect: Some("Write".into()),
         decision: Some("Allowed".into()),
         gate: None,
+        cause: None,
         decided_by: None,
         idempotency_key: None,
         arguments_hash: None,
@@ -145,10 +146,16 @@ async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends()
     assert_eq!(both.0.unwrap().rows, ONE_OF_EACH);
     assert_eq!(both.1.unwrap().ack, stored(4));
     let versions = "SELECT version, name FROM agentloop_migrations ORDER BY version";
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces"]);
+    assert_eq!(
+        postgres.rows(versions).await,
+        ["1|history", "2|goal steps", "3|traces", "4|gate causes"]
+    );
     let third = store(&postgres);
     assert_eq!(third.store(&WATCHER, &batch(4, 5)).await.unwrap().ack, stored(5));
-    assert_eq!(postgres.rows(versions).await, ["1|history", "2|goal steps", "3|traces"]);
+    assert_eq!(
+        postgres.rows(versions).await,
+        ["1|history", "2|goal steps", "3|traces", "4|gate causes"]
+    );
     let executions =
         "SELECT namespace, agent_name, task_id, project_id, turn, completed_at - started_at, duration_milliseconds,
         final_status, total_cost_usd, total_tokens, state_snapshot->>'end'
@@ -254,20 +261,47 @@ async fn executions_and_decisions_have_the_trace_of_their_turn() {
 }
 
 #[tokio::test]
+async fn a_decision_has_the_rule_that_opened_its_gate() {
+    let postgres = Postgres::start();
+    let opened = AuditRow {
+        decision: Some("Asked".into()),
+        gate: Some("e1-t1c1r1".into()),
+        cause: Some("UntrustedContent".into()),
+        decided_by: None,
+        note: "e1-t1c1r1 UntrustedContent".into(),
+        ..line(2, at("2026-11-22T14:00:00Z"))
+    };
+    let closed = AuditRow {
+        decision: Some("Approved".into()),
+        gate: Some("e1-t1c1r1".into()),
+        decided_by: Some("ann".into()),
+        ..line(3, at("2026-11-22T14:00:01Z"))
+    };
+    let batch = HistoryBatch {
+        audit: vec![opened, closed],
+        ..batch(0, 4)
+    };
+    store(&postgres).store(&WATCHER, &batch).await.unwrap();
+    let gates = "SELECT seq, gate, coalesce(cause, 'none'), coalesce(decided_by, 'none') FROM agent_execution_audit ORDER BY seq";
+    let expected = ["2|e1-t1c1r1|UntrustedContent|none", "3|e1-t1c1r1|none|ann"];
+    assert_eq!(postgres.rows(gates).await, expected);
+}
+
+#[tokio::test]
 async fn a_newer_schema_is_refused_and_left_as_it_is_and_an_owner_of_rows_only_can_write() {
     let postgres = Postgres::start();
     store(&postgres).store(&WATCHER, &batch(0, 4)).await.unwrap();
     postgres
-        .run("INSERT INTO agentloop_migrations (version, name) VALUES (4, 'later')")
+        .run("INSERT INTO agentloop_migrations (version, name) VALUES (5, 'later')")
         .await;
     let error = store(&postgres).store(&WATCHER, &batch(4, 8)).await.unwrap_err();
     assert!(
-        matches!(error, HistoryError::NewerSchema { found: 4, known: 3 }),
+        matches!(error, HistoryError::NewerSchema { found: 5, known: 4 }),
         "{error}"
     );
     postgres
         .run(
-            "DELETE FROM agentloop_migrations WHERE version = 4; CREATE ROLE writer LOGIN;
+            "DELETE FROM agentloop_migrations WHERE version = 5; CREATE ROLE writer LOGIN;
              GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO writer",
         )
         .await;

@@ -50,7 +50,7 @@ pub(super) async fn run(
             if !printed {
                 // Byte for byte for programs.
                 let live = live.unwrap_or_else(|| LiveText::new(&task.id, session.is_terminal));
-                live.finish(response.result.as_ref(), &response.result_text(), screen)?;
+                live.finish_response(&response, screen)?;
             }
             if let Some(problem) = response.problem() {
                 screen.note(&format!("error: {problem}"));

@@ -4,6 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::amount::AmountKind;
+use crate::api::goal::GoalStatus;
 use crate::api::money::dollars;
 use crate::support::text::short_number;
 
@@ -25,6 +26,14 @@ pub fn duration(duration: SignedDuration) -> String {
 #[must_use]
 pub fn age(since: Option<&Time>, now: Timestamp) -> String {
     since.map_or_else(String::new, |since| duration(now.duration_since(since.0)))
+}
+
+/// How long the run of a goal took, or has taken until now.
+#[must_use]
+pub fn run_duration(goal: &GoalStatus, now: Timestamp) -> Option<String> {
+    let end = goal.ended_at.as_ref().map_or(now, |ended_at| ended_at.0);
+    let started_at = goal.started_at.as_ref()?;
+    Some(duration(end.duration_since(started_at.0)))
 }
 
 /// A time, and how far away it is.

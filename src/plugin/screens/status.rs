@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 
 use super::explanation::is_stop_pending;
-use super::figures::{age, duration};
+use super::figures::{age, duration, run_duration};
 use super::table::TextTable;
 use crate::api::agent::AgentMode;
 use crate::api::condition::{self, ConditionType};
@@ -64,7 +64,7 @@ fn row(agent: &Agent, columns: StatusColumns, now: Timestamp) -> Vec<String> {
         state.map_or_else(String::new, |state| state.to_string()),
         waits_for(agent, now),
         mode(agent.spec.mode).to_owned(),
-        progress(status),
+        progress(status, now),
         waiting_tasks(agent, status),
         status.gates.len().to_string(),
         turns.unwrap_or_default(),
@@ -157,14 +157,15 @@ fn wake(state: &LoopStatus) -> String {
     }
 }
 
-/// Progress of a goal.
-fn progress(status: &AgentStatus) -> String {
+/// Progress of a goal, and what its run has taken.
+fn progress(status: &AgentStatus, now: Timestamp) -> String {
     let goal = status.goal.as_ref();
     goal.map_or_else(String::new, |goal| {
         let confidence = goal.last_confidence_percent;
         let confidence = confidence.map_or_else(String::new, |percent| format!(", confidence {percent}%"));
         let unit = if goal.steps == 1 { "step" } else { "steps" };
-        format!("{}% ({} {unit}{confidence})", goal.progress_percent, goal.steps)
+        let took = run_duration(goal, now).map_or_else(String::new, |took| format!(", {took}"));
+        format!("{}% ({} {unit}{confidence}{took})", goal.progress_percent, goal.steps)
     })
 }
 

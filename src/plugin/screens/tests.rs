@@ -43,7 +43,8 @@ fn agents() -> Vec<Agent> {
     let goal = json!({
         "conditions": ready("True"),
         "loop": {"state": "Paused", "reasons": ["ToolCallNeedsApproval", "RateWindow"]},
-        "goal": {"progressPercent": 66, "steps": 4, "lastConfidencePercent": 70, "criteria": []},
+        "goal": {"progressPercent": 66, "steps": 4, "lastConfidencePercent": 70, "criteria": [],
+            "startedAt": "2026-11-22T13:15:00Z"},
         "usage": {"turns": 4, "calls": 9, "inputTokens": 2_000, "outputTokens": 300, "byModel": [model("small", 9, 0)]},
         "summary": {"tokens": "2.3k"},
         "gates": [

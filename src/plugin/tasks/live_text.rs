@@ -10,9 +10,10 @@ use serde_json::Value;
 
 use crate::link::task_requests::ID_PREFIX;
 use crate::link::text_fragments::TextFragment;
-use crate::plugin::failure::PluginError;
+use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::screens::printable;
 use crate::plugin::session::Screen;
+use crate::plugin::tasks::task_run::ReceivedTaskResponse;
 
 /// Stands for text that did not arrive.
 const GAP: &str = " […] ";
@@ -75,6 +76,16 @@ impl LiveText {
         if self.has_open_line.swap(false, Ordering::Relaxed) {
             let _ = writeln!(out);
         }
+    }
+
+    /// Prints what remains of a response. A task that has failed without a result has none, not an empty one.
+    pub fn finish_response(&self, response: &ReceivedTaskResponse, screen: &mut Screen<'_>) -> Result<(), PluginError> {
+        let text = response.result_text();
+        if text.is_empty() && response.exit_status() != ExitStatus::Success {
+            self.end_line(screen.out);
+            return Ok(());
+        }
+        self.finish(response.result.as_ref(), &text, screen)
     }
 
     /// Prints what remains of the result, whose text is `text`.
@@ -191,6 +202,7 @@ impl Write for NoteWriter<'_> {
 #[cfg(test)]
 mod tests {
     use pretty_assertions::assert_eq;
+    use rstest::rstest;
     use serde_json::json;
 
     use super::*;
@@ -225,6 +237,51 @@ mod tests {
 
     fn on_screen(before: &str, after: &str) -> (String, String, String) {
         (before.into(), after.into(), String::new())
+    }
+
+    #[rstest]
+    #[case::failed("Failed", json!(null), "")]
+    #[case::limit("LimitReached", json!(null), "")]
+    #[case::limit_with_a_result("LimitReached", json!("half"), "half\n")]
+    #[case::empty("Completed", json!(""), "\n")]
+    #[case::completed("Completed", json!("whole"), "whole\n")]
+    fn a_task_that_failed_without_a_result_prints_nothing(
+        #[case] outcome: &str,
+        #[case] result: Value,
+        #[case] printed: &str,
+    ) {
+        for is_terminal in [true, false] {
+            let response = ReceivedTaskResponse {
+                outcome: outcome.into(),
+                result: Some(result.clone()).filter(|result| !result.is_null()),
+                ..ReceivedTaskResponse::default()
+            };
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let mut screen = Screen {
+                out: &mut out,
+                err: &mut err,
+            };
+            let live = LiveText::new("a", is_terminal);
+            live.finish_response(&response, &mut screen).unwrap();
+            assert_eq!(String::from_utf8(out).unwrap(), printed);
+        }
+    }
+
+    #[test]
+    fn a_failure_after_text_ends_the_line_of_that_text_and_no_other() {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut live = LiveText::new("a", true);
+        live.show(&fragment("t1c1a1", 0, "All is"), &mut out);
+        let response = ReceivedTaskResponse {
+            outcome: "Failed".into(),
+            ..ReceivedTaskResponse::default()
+        };
+        let mut screen = Screen {
+            out: &mut out,
+            err: &mut err,
+        };
+        live.finish_response(&response, &mut screen).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "All is\n");
     }
 
     #[test]

@@ -324,7 +324,10 @@ impl TaskWatch {
         let outcome = event.outcome.as_deref().unwrap_or_default();
         let line = match event.event.as_str() {
             // Without an answer the task does not continue: always shown.
-            "gate:opened" if self.working => format!("waits for an approval of {tool}: gate {}", event.note),
+            "gate:opened" if self.working => {
+                let gate = event.note.split(' ').next().unwrap_or_default();
+                format!("waits for an approval of {tool}: gate {gate}")
+            }
             "loop:state_changed" if event.note.contains("-> Paused") && self.unseen_until.is_none() => {
                 format!("the agent is paused: {}", event.note)
             }
@@ -405,7 +408,7 @@ mod tests {
         );
         watch.verbose = false;
         assert_eq!(watch.see(&event(10, "tool:intent", "")).unwrap(), Seen::Nothing);
-        let gate = watch.see(&event(11, "gate:opened", "e1-t1c1r1")).unwrap();
+        let gate = watch.see(&event(11, "gate:opened", "e1-t1c1r1 ToolPolicy")).unwrap();
         assert_eq!(gate, progress("waits for an approval of bank __pay: gate e1-t1c1r1"));
     }
 

@@ -186,8 +186,9 @@ impl WorkerLife<'_> {
             let happened = self.sensors.apply_watch_report(sighting);
             return happened.map_or(Ok(()), |happened| self.sense(happened));
         }
-        let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
-        match self.sensors.step(self.environment.now, scored, scoring) {
+        let scoring = (self.steps.scored(), self.steps.is_scoring());
+        let has_room = |name: &str| self.steps.accepts_events_of(name);
+        match self.sensors.step(self.environment.now, scoring, has_room) {
             Some(ScoringStep::Happened(happened)) => return self.sense(*happened),
             Some(ScoringStep::Hear(input)) => return self.feed(*input),
             None => {}
@@ -198,7 +199,8 @@ impl WorkerLife<'_> {
             self.environment.next_happening(),
             self.environment.next_answer(&self.answered),
             self.timer,
-            self.sensors.next(self.environment.now),
+            self.sensors
+                .next(self.environment.now, |name| self.steps.accepts_events_of(name)),
             self.steps.scale_down_due(),
         ];
         let Some(next) = moments.into_iter().flatten().min() else {
@@ -231,7 +233,11 @@ impl WorkerLife<'_> {
         if let Some(word) = self.environment.happen() {
             return self.hear(word);
         }
-        if let Some(happened) = self.sensors.due(self.environment.now) {
+        let steps = &self.steps;
+        let due = self
+            .sensors
+            .due(self.environment.now, |name| steps.accepts_events_of(name));
+        if let Some(happened) = due {
             return self.sense(happened);
         }
         if self
@@ -247,7 +253,7 @@ impl WorkerLife<'_> {
 
     /// Does what the driver does.
     fn sense(&mut self, happened: SensorTransition) -> Result<(), EarlyEnd> {
-        if !self.steps.accepts_sensor_events() {
+        if !self.steps.is_live() {
             return Ok(());
         }
         if let Some(EngineInput::Sensed(event)) = happened.input() {

@@ -16,9 +16,17 @@ use crate::worker::sensors::{ScoringStep, SensorTransition};
 const SENSORS_AT_ONCE: usize = MAX_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {
-    /// Whether the loop takes events of all Sensors now.
-    pub(super) fn accepts_sensor_events(&self) -> bool {
-        self.may_accept_events() && self.steps.accepts_sensor_events()
+    /// Whether the loop takes what a Sensor says of itself, and what waits here until there is room for its event.
+    pub(super) fn takes_records(&self) -> bool {
+        self.stop.is_none() && !self.stopped && self.steps.is_live()
+    }
+
+    /// When a Sensor of this pod is due next, of those whose events have room. Room comes with an input, after which the others
+    /// are looked at again.
+    pub(super) fn next_sensor(&self, now: Timestamp) -> Option<Timestamp> {
+        let may_accept = self.may_accept_events();
+        self.sensors
+            .next(now, |name| may_accept && self.steps.accepts_events_of(name))
     }
 
     /// Whether the loop may take a delivery now: that of a Sensor of which no task waits.
@@ -35,22 +43,28 @@ impl LoopDriver<'_> {
         self.stop.is_none() && !self.stopped && !self.responses.is_full()
     }
 
+    /// Applies what is due of the Sensors of this pod. One whose tasks fill the queue holds up no other.
     pub(super) fn check_sensors(&mut self, now: Timestamp) -> Result<(), JournalError> {
         for _ in 0..SENSORS_AT_ONCE {
-            let Some(happened) = self.accepts_sensor_events().then(|| self.sensors.due(now)).flatten() else {
+            let may_accept = self.may_accept_events();
+            let steps = &self.steps;
+            let has_room = |name: &str| may_accept && steps.accepts_events_of(name);
+            let Some(happened) = self.sensors.due(now, has_room) else {
                 break;
             };
-            self.apply_transition(happened)?;
+            self.commit_transition(happened)?;
         }
         Ok(())
     }
 
     /// Requests scores for waiting events, and applies the events whose scores are complete.
     pub(super) fn check_scores(&mut self) -> Result<(), JournalError> {
-        while self.accepts_sensor_events() {
-            let (scored, scoring) = (self.steps.scored(), self.steps.is_scoring());
-            match self.sensors.step(Timestamp::now(), scored, scoring) {
-                Some(ScoringStep::Happened(happened)) => self.apply_transition(*happened)?,
+        while self.may_accept_events() && self.steps.is_live() {
+            let steps = &self.steps;
+            let scoring = (steps.scored(), steps.is_scoring());
+            let has_room = |name: &str| steps.accepts_events_of(name);
+            match self.sensors.step(Timestamp::now(), scoring, has_room) {
+                Some(ScoringStep::Happened(happened)) => self.commit_transition(*happened)?,
                 Some(ScoringStep::Hear(input)) => self.feed(*input)?,
                 None => break,
             }
@@ -79,14 +93,15 @@ impl LoopDriver<'_> {
         Ok(())
     }
 
-    /// Takes a report of a file watcher. A change takes effect as soon as the limits admit it.
+    /// Takes a report of a file watcher. A change takes effect as soon as the limits and the queue admit it.
     pub(super) fn handle_watch_report(&mut self, sighting: WatchReport) -> Result<(), JournalError> {
         let happened = self.sensors.apply_watch_report(sighting);
-        happened.map_or(Ok(()), |happened| self.apply_transition(happened))
+        happened.map_or(Ok(()), |happened| self.record_transition(happened))
     }
 
-    pub(super) fn apply_transition(&mut self, happened: SensorTransition) -> Result<(), JournalError> {
-        if !self.accepts_sensor_events() {
+    /// Commits what a Sensor says of itself. It brings no task, so that it needs no room.
+    pub(super) fn record_transition(&mut self, happened: SensorTransition) -> Result<(), JournalError> {
+        if !self.takes_records() {
             return Ok(());
         }
         self.commit_transition(happened)

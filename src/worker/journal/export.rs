@@ -11,7 +11,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, MAIN_DB, OpenFlags, Row};
 use serde_json::{Map, Value};
 
-use super::schema;
+use super::{schema, upload};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
 
@@ -106,6 +106,9 @@ fn export_from(connection: &Connection, name: &Path, to: &mut impl Write) -> Res
             let mut line = Map::from_iter([("record".to_owned(), record.into())]);
             for (place, column) in columns.iter().enumerate() {
                 line.insert(column.clone(), value(row, place, column).map_err(unreadable)?);
+            }
+            if record == "audit" {
+                line.insert("cause".into(), upload::gate_cause(row).map_err(unreadable)?.into());
             }
             let trace = trace_id(row, columns.len()).map_err(unreadable)?;
             line.insert("trace_id".into(), trace.into());

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::write::{JournalWriteError, put};
+use crate::engine::GateCause;
 use crate::link::history::{
     AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS, SentChanges, StepRow,
 };
@@ -374,12 +375,23 @@ fn audit_row(row: &Row<'_>) -> rusqlite::Result<AuditRow> {
         effect: row.get("effect")?,
         decision: row.get("decision")?,
         gate: text(row, "gate")?,
+        cause: gate_cause(row)?,
         decided_by: row.get("decided_by")?,
         idempotency_key: row.get("idempotency_key")?,
         arguments_hash: row.get("arguments_hash")?,
         outcome: row.get("outcome")?,
         note: row.get("note")?,
     })
+}
+
+/// The rule that opened the gate of a row of the audit. No column has it: it follows from the note.
+pub(super) fn gate_cause(row: &Row<'_>) -> rusqlite::Result<Option<String>> {
+    let decision: Option<String> = row.get("decision")?;
+    if decision.as_deref() != Some("Asked") {
+        return Ok(None);
+    }
+    let cause = GateCause::of_note(&row.get::<_, String>("note")?);
+    Ok(cause.map(|cause| cause.to_string()))
 }
 
 /// A text; `None` also if it is empty.

@@ -206,13 +206,15 @@ impl LoopSensors {
         }
     }
 
-    /// Returns when the next step of a Sensor is due.
+    /// Returns when the next step of a Sensor is due. `has_room`: whether the loop takes an event of the Sensor of this name;
+    /// one of another Sensor waits here, and is due as soon as there is room.
     #[must_use]
-    pub fn next(&self, now: Timestamp) -> Option<Timestamp> {
+    pub fn next(&self, now: Timestamp, has_room: impl Fn(&str) -> bool) -> Option<Timestamp> {
         let nothing = SensorMemory::default();
         let of =
             |(uid, running): (&String, &RunningSensor)| running.next(self.memories.get(uid).unwrap_or(&nothing), now);
-        self.running.iter().filter_map(of).min()
+        let with_room = self.running.iter().filter(|(_, running)| has_room(&running.terms.name));
+        with_room.filter_map(of).min()
     }
 
     /// Whether something is received or scored here: without the pod it would be missed.
@@ -222,9 +224,10 @@ impl LoopSensors {
         receives || self.memories.values().any(|memory| !memory.waiting.is_empty())
     }
 
-    /// Returns a step that is due now.
-    pub fn due(&mut self, now: Timestamp) -> Option<SensorTransition> {
-        for (uid, running) in &mut self.running {
+    /// Returns a step that is due now, of a Sensor for which `has_room` holds.
+    pub fn due(&mut self, now: Timestamp, has_room: impl Fn(&str) -> bool) -> Option<SensorTransition> {
+        let with_room = self.running.iter_mut();
+        for (uid, running) in with_room.filter(|(_, running)| has_room(&running.terms.name)) {
             let memory = match (self.memories.get_mut(uid), &running.waiting) {
                 (Some(memory), _) => memory,
                 (None, Some(_)) => self.memories.entry(uid.clone()).or_default(),

@@ -150,10 +150,15 @@ fn after(now: Timestamp, question: &SignalScoreRequest) -> Timestamp {
 
 impl LoopSensors {
     /// Returns the next action, if any. `scored`: the outcome that the engine holds; `scoring`: it has an open
-    /// question.
+    /// question; `has_room`: whether the loop takes an event of the Sensor of this name.
     #[must_use]
-    pub fn step(&self, now: Timestamp, scored: Option<(&str, Option<u8>)>, scoring: bool) -> Option<ScoringStep> {
-        if let Some(settled) = self.settle(now) {
+    pub fn step(
+        &self,
+        now: Timestamp,
+        (scored, scoring): (Option<(&str, Option<u8>)>, bool),
+        has_room: impl Fn(&str) -> bool,
+    ) -> Option<ScoringStep> {
+        if let Some(settled) = self.settle(now, has_room) {
             return Some(ScoringStep::Happened(Box::new(settled)));
         }
         if let Some((id, score)) = scored {
@@ -198,9 +203,10 @@ impl LoopSensors {
     }
 
     /// Lets the first waiting event take effect whose scores are complete.
-    fn settle(&self, now: Timestamp) -> Option<SensorTransition> {
+    fn settle(&self, now: Timestamp, has_room: impl Fn(&str) -> bool) -> Option<SensorTransition> {
         self.memories.iter().find_map(|(uid, memory)| {
-            if memory.waiting.events.is_empty() || memory.waiting.next_question(now).is_some() {
+            let is_complete = !memory.waiting.events.is_empty() && memory.waiting.next_question(now).is_none();
+            if !is_complete || !has_room(&memory.waiting.name) {
                 return None;
             }
             let mut memory = memory.clone();

@@ -58,7 +58,7 @@ impl Worker {
     /// Returns the inputs of the loop until this time.
     fn inputs_until(&mut self, now: &str) -> Vec<EngineInput> {
         let mut inputs = Vec::new();
-        while let Some(happened) = self.sensors.due(at(now)) {
+        while let Some(happened) = self.sensors.due(at(now), |_| true) {
             inputs.extend(happened.input().cloned());
             self.keep(happened);
         }
@@ -86,7 +86,7 @@ fn a_tick_comes_at_its_moment_once_and_is_said_in_the_report() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(
-        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true),
         Some(at("2026-01-05T08:00:00Z"))
     );
     assert_eq!(worker.ticks("2026-01-05T07:59:59.999Z"), []);
@@ -125,7 +125,10 @@ fn a_tick_that_was_not_written_comes_again_as_the_same_event() {
     let mut worker = Worker::new();
     let terms = [clock(1, json!({}))];
     worker.direct("2026-01-05T07:30:00Z", &terms);
-    let lost = worker.sensors.due(at("2026-01-05T08:00:00Z")).expect("a tick");
+    let lost = worker
+        .sensors
+        .due(at("2026-01-05T08:00:00Z"), |_| true)
+        .expect("a tick");
     let Some(EngineInput::Sensed(lost)) = lost.input().cloned() else {
         panic!("no event");
     };
@@ -171,7 +174,7 @@ fn another_schedule_counts_from_when_it_was_set() {
     worker.direct("2026-01-05T07:45:00Z", &[edited]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), []);
     assert_eq!(
-        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true),
         Some(at("2026-01-06T07:00:00Z"))
     );
 }
@@ -181,7 +184,7 @@ fn a_suspended_sensor_does_not_tick_and_says_the_last_missed_tick_once_it_goes_o
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     worker.direct("2026-01-05T07:40:00Z", &[clock(2, json!({"suspend": true}))]);
-    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), None);
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true), None);
     assert_eq!(worker.ticks("2026-01-05T10:30:00Z"), []);
     worker.direct("2026-01-05T10:30:00Z", &[clock(3, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T10:30:00Z"), [tick(1, "2026-01-05T10:00:00Z")]);
@@ -198,7 +201,7 @@ fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
     worker.direct("2026-01-05T08:30:00Z", &[]);
     assert_eq!(
         (
-            worker.sensors.next(at("2026-01-05T07:30:00Z")),
+            worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true),
             worker.sensors.reports().len()
         ),
         (None, 0)
@@ -207,6 +210,43 @@ fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
     worker.direct("2026-01-05T09:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T09:30:00Z"), [tick(2, "2026-01-05T09:00:00Z")]);
     assert_eq!(worker.sensors.reports()[0].totals.events, 2);
+}
+
+/// While the queue is full, ticks are missed as while the pod does not run.
+#[test]
+fn after_a_wait_for_room_the_last_tick_comes_once_or_none_as_the_schedule_says() {
+    let ticks = |missed: &str, now: &str| {
+        let mut worker = Worker::new();
+        let source = json!({"schedule": {"cron": "0 * * * *", "missed": missed}});
+        worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({ "source": source }))]);
+        assert!(worker.sensors.due(at("2026-01-05T08:00:00Z"), |_| false).is_none());
+        let wait = worker.sensors.next(at("2026-01-05T08:00:00Z"), |_| false);
+        assert_eq!(wait, None, "it waits for room, not for a time");
+        worker.ticks(now)
+    };
+    let last = [tick(1, "2026-01-05T11:00:00Z")];
+    assert_eq!(ticks("RunOnce", "2026-01-05T11:30:00Z"), last);
+    assert_eq!(ticks("Skip", "2026-01-05T11:30:00Z"), []);
+    assert_eq!(ticks("Skip", "2026-01-05T11:01:00Z"), last, "that one is not late");
+}
+
+#[test]
+fn a_sensor_without_room_holds_up_no_other() {
+    let mut worker = Worker::new();
+    let other = SensorTerms {
+        uid: "uid-2".into(),
+        name: "other".into(),
+        ..clock(1, json!({}))
+    };
+    worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({})), other]);
+    let now = at("2026-01-05T08:00:00Z");
+    let has_room = |name: &str| name == "other";
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z"), has_room), Some(now));
+    let happened = worker.sensors.due(now, has_room).expect("a tick");
+    assert_eq!(happened.record().sensor, "uid-2");
+    worker.keep(happened);
+    assert!(worker.sensors.due(now, has_room).is_none());
+    assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), [tick(1, "2026-01-05T08:00:00Z")]);
 }
 
 #[test]
@@ -239,7 +279,7 @@ fn a_spec_that_cannot_be_compiled_is_said_and_nothing_ticks() {
         "2026-01-05T07:30:00Z",
         &[clock(1, json!({"notification": {"text": "1 +"}}))],
     );
-    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), None);
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true), None);
     let failure = worker.sensors.reports()[0].failure.clone().expect("a failure");
     assert!(
         failure.starts_with("spec.notification.text: is not a valid expression"),
@@ -276,7 +316,7 @@ fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year()
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), []);
     assert_eq!(worker.sensors.reports()[0].totals.filtered, 1);
     let later = at("2026-01-05T08:00:00Z") + SignedDuration::from_hours(1);
-    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z")), Some(later));
+    assert_eq!(worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true), Some(later));
 }
 
 #[test]
@@ -313,7 +353,7 @@ fn a_tick_within_the_interval_comes_at_its_end() {
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z"), [tick(1, "2026-01-05T08:00:00Z")]);
     assert_eq!(worker.ticks("2026-01-05T08:01:00Z"), []);
     assert_eq!(
-        worker.sensors.next(at("2026-01-05T07:30:00Z")),
+        worker.sensors.next(at("2026-01-05T07:30:00Z"), |_| true),
         Some(at("2026-01-05T08:01:30Z"))
     );
     assert_eq!(worker.ticks("2026-01-05T08:01:30Z"), [tick(2, "2026-01-05T08:01:00Z")]);

@@ -114,7 +114,7 @@ impl Worker {
     }
 
     fn due(&mut self) -> Option<ReceivedEvent> {
-        let happened = self.sensors.due(self.now)?;
+        let happened = self.sensors.due(self.now, |_| true)?;
         self.keep(happened)
     }
 
@@ -151,7 +151,7 @@ fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
     worker.see("inbox/a", Some("x"), false);
-    let lost = worker.sensors.due(worker.now).expect("a change");
+    let lost = worker.sensors.due(worker.now, |_| true).expect("a change");
     let Some(EngineInput::Sensed(lost)) = lost.input().cloned() else {
         panic!("no event");
     };
@@ -186,7 +186,7 @@ fn a_sensor_that_watched_files_and_becomes_a_schedule_forgets_them_and_ticks() {
     worker.direct(&[clock]);
     assert_eq!(worker.paths(), Vec::<&str>::new());
     assert_eq!(
-        worker.sensors.next(worker.now),
+        worker.sensors.next(worker.now, |_| true),
         Some("2026-01-05T09:00:00Z".parse().expect("a moment"))
     );
 }
@@ -215,7 +215,7 @@ fn files_wait_for_room_in_the_limits_and_none_is_dropped() {
     }
     worker.see("inbox/c", Some("x"), false);
     assert_eq!(worker.due(), None);
-    let room = worker.sensors.next(worker.now).expect("a moment");
+    let room = worker.sensors.next(worker.now, |_| true).expect("a moment");
     assert_eq!(room, first + SignedDuration::from_secs(61));
     worker.now = room - SignedDuration::from_millis(1);
     assert_eq!(worker.due(), None);
@@ -227,7 +227,7 @@ fn files_wait_for_room_in_the_limits_and_none_is_dropped() {
     worker.see("inbox/d", Some("x"), false);
     assert_eq!(worker.due(), None);
     worker.now = room + SignedDuration::from_secs(5);
-    assert_eq!(worker.sensors.next(worker.now), Some(worker.now));
+    assert_eq!(worker.sensors.next(worker.now, |_| true), Some(worker.now));
     assert!(worker.due().is_some());
 }
 

@@ -125,9 +125,8 @@ impl Receiver {
             self.hear(now, Some(EngineInput::Timer), None, Some(random))?;
         }
         loop {
-            let step = self
-                .sensors
-                .step(now, self.engine.score_outcome(), self.engine.is_scoring());
+            let scoring = (self.engine.score_outcome(), self.engine.is_scoring());
+            let step = self.sensors.step(now, scoring, |_| true);
             match step {
                 Some(ScoringStep::Happened(happened)) => self.sense(now, *happened, Some(random))?,
                 Some(ScoringStep::Hear(input)) => self.hear(now, Some(*input), None, Some(random))?,
@@ -214,7 +213,7 @@ impl Receiver {
     /// Whether a call is under way, or something is due.
     pub fn is_busy(&self, now: Timestamp) -> bool {
         let (scored, scoring) = (self.engine.score_outcome(), self.engine.is_scoring());
-        self.in_flight.is_some() || scoring || self.sensors.step(now, scored, scoring).is_some()
+        self.in_flight.is_some() || scoring || self.sensors.step(now, (scored, scoring), |_| true).is_some()
     }
 
     /// Events that took effect, in order, and how many notifications each gave.

@@ -1,6 +1,7 @@
 //! Requested tasks: what the worker says of them, and that a loop that ends still delivers its responses.
 
 use agentloop::api::status::{LoopOutcome, LoopState};
+use agentloop::link::sensor_messages::SensorTerms;
 use agentloop::link::task_requests::{RequestedTask, TaskAck, TaskReceipt, TaskRefusal};
 use pretty_assertions::assert_eq;
 use serde_json::json;
@@ -99,4 +100,35 @@ async fn the_id_of_a_task_is_that_of_its_user_and_another_one_is_refused() {
             ("bob", TaskReceipt::Stopped, Some(TaskRefusal::IdOfAnotherUser)),
         ]
     );
+}
+
+#[tokio::test]
+async fn a_schedule_that_arrives_while_the_queue_is_full_starts() {
+    let (harness, gateway, mut worker) = at_work().await;
+    for number in 0..1000 {
+        gateway.request(task(&format!("request-{number}"), "ann"));
+    }
+    let log = gateway.until("receipts", |log| log.receipts.len() == 1001).await;
+    assert!(log.receipts.iter().all(|ack| ack.receipt == TaskReceipt::Accepted));
+    gateway.request(task("request-more", "ann"));
+    let log = gateway.until("a refusal", |log| log.receipts.len() == 1002).await;
+    assert_eq!(log.receipts[1001].receipt, TaskReceipt::QueueFull);
+    let spec =
+        json!({"agentNames": ["a"], "source": {"schedule": {"cron": "0 * * * *"}}, "task": {"prompt": "'look'"}});
+    let clock = SensorTerms {
+        uid: "uid-clock".into(),
+        name: "clock".into(),
+        generation: 1,
+        spec: serde_json::from_value(spec).unwrap(),
+    };
+    gateway.tell(|event| event.directives.sensors = Some(vec![clock]));
+    let is_scheduled = |log: &super::gateway::Log| {
+        let sensors = log.last().sensors;
+        sensors.iter().any(|sensor| sensor.next_attempt_at.is_some())
+    };
+    gateway.until("a schedule", is_scheduled).await;
+    worker.terminate().await;
+    worker.ended().await;
+    let records = "SELECT count(*) FROM deliveries WHERE sensor = 'uid-clock'";
+    assert_eq!(harness.query(records), 1, "its start is on disk");
 }

@@ -137,11 +137,12 @@ impl LoopMode for ContinuousState {
     fn turn_ended(&mut self, kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
         match kind {
             ModeTurnKind::Own => self.after_own_turn(end, context),
-            // One for a task began in mode `Task` on the same volume.
-            ModeTurnKind::Heartbeat | ModeTurnKind::Task => {
+            ModeTurnKind::Heartbeat => {
                 self.beat.ended(end, context.now);
                 self.next(context)
             }
+            // It began in mode `Task` on the same volume, and its answer is not that of a heartbeat.
+            ModeTurnKind::Task => self.next(context),
         }
     }
 

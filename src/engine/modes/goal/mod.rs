@@ -10,6 +10,7 @@ mod denials;
 #[cfg(test)]
 mod end_tests;
 mod progress;
+mod run_totals;
 mod settings;
 mod texts;
 mod tools;
@@ -27,7 +28,8 @@ use self::attempts::{AttemptFailure, MAX_AVOIDED, StepAttempt, StepRecord};
 use self::denials::{DenialCounts, EscalationCause};
 #[cfg(test)]
 pub use self::denials::{ESCALATED_AFTER, HIDDEN_AFTER};
-pub use self::progress::GoalProgress;
+pub use self::progress::{GoalProgress, GoalView};
+use self::run_totals::RunTotals;
 pub use self::settings::{CommandCheck, GoalSettings};
 #[cfg(test)]
 pub use self::settings::{Criterion, CriterionCheck, JudgeCheck};
@@ -36,12 +38,13 @@ pub use self::validation::{CheckedCriterion, StepValidation, Verdict};
 use self::validation::{CriterionResult, CriterionState, PendingCheck, Validation};
 use self::verdicts::{read_confidence, read_progress, read_verdict};
 use super::{
-    CheckEnd, GoalView, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion,
-    NextStep, TurnEnd, TurnOpening,
+    CheckEnd, LoopMode, LoopPace, ModeApproval, ModeCallDecision, ModeCheck, ModeContext, ModeQuestion, NextStep,
+    TurnEnd, TurnOpening,
 };
+use crate::GateCause;
 use crate::context::prompt;
 use crate::loop_detection::{CallSignature, ShortHash, signature};
-use crate::message::{ToolCall, ToolDefinition};
+use crate::message::{ModelAnswer, ToolCall, ToolDefinition};
 use crate::settings::{EngineSettings, ModeSettings};
 use crate::time_math;
 use crate::tools::admission::{DenialReason, DeniedCall};
@@ -110,6 +113,8 @@ pub struct GoalState {
     history: VecDeque<StepRecord>,
     /// What ended the loop.
     ended: Option<GoalEnd>,
+    /// What the run took; `None`: a version that did not count it has begun it.
+    totals: Option<RunTotals>,
     /// The attempt that is over and not recorded yet, which it is with the same input.
     #[serde(skip)]
     report: Option<StepValidation>,
@@ -176,6 +181,7 @@ impl GoalState {
             .is_none_or(|percent| percent < goal.confidence_threshold)
         {
             self.approval = Some(GateKind::LowConfidence);
+            self.show_usage();
         }
     }
 }
@@ -193,6 +199,9 @@ impl LoopMode for GoalState {
         if restarted {
             *self = Self::default();
         }
+        if self.started_at.is_none() {
+            self.totals = Some(RunTotals::default());
+        }
         self.started_at.get_or_insert(context.now);
         let definition = goal(context.settings).map_or_else(String::new, GoalSettings::definition);
         if std::mem::replace(&mut self.definition, definition) != self.definition {
@@ -206,6 +215,9 @@ impl LoopMode for GoalState {
         let ended = self.validation.as_mut().map(|validation| &mut validation.of.began_at);
         for began_at in ended.into_iter().chain([&mut self.attempt.began_at]) {
             *began_at = began_at.map(|at| time_math::before(at, back));
+        }
+        if let Some(totals) = &mut self.totals {
+            totals.clock_set_back(back);
         }
     }
 
@@ -242,6 +254,9 @@ impl LoopMode for GoalState {
     }
 
     fn begin_turn(&mut self, _kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String {
+        if let Some(totals) = &mut self.totals {
+            totals.turn_begins(context.now);
+        }
         self.attempt = StepAttempt {
             turn: opening.number,
             began_at: Some(context.now),
@@ -251,6 +266,7 @@ impl LoopMode for GoalState {
     }
 
     fn turn_ended(&mut self, _kind: ModeTurnKind, end: &TurnEnd<'_>, context: &ModeContext<'_>) -> NextStep {
+        self.show_usage();
         let attempt = std::mem::take(&mut self.attempt);
         let failed = attempt.calls > 0 && attempt.failed == attempt.calls;
         match end {
@@ -344,8 +360,23 @@ impl LoopMode for GoalState {
         self.started_at = self.started_at.map(later);
     }
 
-    fn call_answered(&mut self, cost: Option<i64>) {
-        match cost {
+    fn call_sent(&mut self) {
+        if let Some(totals) = &mut self.totals {
+            totals.call_sent();
+        }
+    }
+
+    fn call_refused(&mut self) {
+        if let Some(totals) = &mut self.totals {
+            totals.call_refused();
+        }
+    }
+
+    fn call_answered(&mut self, answer: &ModelAnswer) {
+        if let Some(totals) = &mut self.totals {
+            totals.call_answered(answer);
+        }
+        match answer.cost {
             Some(cost) => self.cost = self.cost.saturating_add(cost),
             None => self.unknown_cost = true,
         }
@@ -458,7 +489,12 @@ impl LoopMode for GoalState {
                 format!("after {steps} of {most} steps {what}; it waits for an approval to continue")
             }
         };
-        Some(ModeApproval { kind, message })
+        let cause = match (kind, &self.because) {
+            (GateKind::LowConfidence, _) => GateCause::LowConfidence,
+            (_, EscalationCause::Repetition) => GateCause::LoopDetected,
+            (_, EscalationCause::Denials(_)) => GateCause::CallsDenied,
+        };
+        Some(ModeApproval { kind, cause, message })
     }
 
     fn approval_answered(&mut self, approved: bool, waited: SignedDuration) {
@@ -479,6 +515,9 @@ impl LoopMode for GoalState {
 
     fn loop_ended(&mut self, context: &ModeContext<'_>) {
         self.ended = self.end(context);
+        if let Some(totals) = &mut self.totals {
+            totals.loop_ended(context.now);
+        }
     }
 
     fn goal_view(&self, settings: &EngineSettings) -> Option<GoalView> {
@@ -491,6 +530,9 @@ impl LoopMode for GoalState {
             criteria: names.map(|name| (name.to_owned(), !unmet.contains(&name))).collect(),
             artifacts: self.artifacts.statuses(&goal.artifacts),
             last_confidence: self.last_confidence,
+            started_at: self.totals.and_then(|totals| totals.started_at()),
+            ended_at: self.totals.and_then(|totals| totals.ended_at()),
+            usage: self.totals.and_then(|totals| totals.usage()),
             end: self.ended,
         })
     }

@@ -3,11 +3,12 @@
 //! What is measured comes before what is judged or estimated. Files that changed are no measure: how many a goal needs is not
 //! known, and commands change them unseen. Artifacts are, since the goal declares them.
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::GoalState;
 use super::settings::GoalSettings;
-use agentloop_api::goal::ProgressSource;
+use agentloop_api::goal::{ArtifactStatus, GoalEnd, GoalUsage, ProgressSource};
 
 /// The progress of a loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +16,28 @@ pub struct GoalProgress {
     pub percent: u8,
     /// `None`: nothing is known yet.
     pub source: Option<ProgressSource>,
+}
+
+/// The progress of a loop in mode `Goal`, as seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoalView {
+    /// Completed steps.
+    pub steps: u32,
+    pub progress: GoalProgress,
+    /// The criteria, and whether each was met at its last check.
+    pub criteria: Vec<(String, bool)>,
+    /// The artifacts, as they were at their last check.
+    pub artifacts: Vec<ArtifactStatus>,
+    /// In percent.
+    pub last_confidence: Option<u8>,
+    /// When the first turn of this run began.
+    pub started_at: Option<Timestamp>,
+    /// When the loop ended.
+    pub ended_at: Option<Timestamp>,
+    /// What this run has used, as of the last change of anything else that is seen from outside.
+    pub usage: Option<GoalUsage>,
+    /// What ended the loop.
+    pub end: Option<GoalEnd>,
 }
 
 /// Tests of a report.

@@ -265,6 +265,7 @@ impl GoalState {
             return;
         };
         self.steps = self.steps.saturating_add(1);
+        self.show_usage();
         let mut criteria = goal.criteria.iter();
         self.met = criteria.all(|criterion| validation.met.contains(&criterion.name))
             && (goal.artifacts.is_empty() || validation.artifacts == ArtifactsCheck::Done(Verdict::Met));

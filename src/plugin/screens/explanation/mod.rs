@@ -12,9 +12,10 @@ use kube::ResourceExt;
 use serde::Serialize;
 use strum::IntoEnumIterator;
 
-use super::figures::{age, moment};
+use super::figures::{age, amount, moment, run_duration};
 use super::printable::one_line;
 use crate::api::agent::AgentMode;
+use crate::api::amount::AmountKind;
 use crate::api::annotations::STOP;
 use crate::api::condition::{self, ConditionType};
 use crate::api::pause::PauseReason;
@@ -81,6 +82,7 @@ pub fn of(agent: &Agent, now: Timestamp) -> Explanation {
     explanation.resumes_at = state.resumes_at.as_ref().map(|at| at.0).filter(|at| *at > now);
     explanation.causes = causes(agent, status, &state, &target);
     explanation.notes = notes(agent, status, &state);
+    explanation.notes.extend(goal_run(status, now));
     explanation
 }
 
@@ -216,6 +218,23 @@ fn notes(agent: &Agent, status: &AgentStatus, state: &LoopStatus) -> Vec<String>
         notes.push(sensors.message.clone());
     }
     notes
+}
+
+/// What the run of a goal has taken.
+fn goal_run(status: &AgentStatus, now: Timestamp) -> Option<String> {
+    let goal = status.goal.as_ref()?;
+    let (took, usage) = (run_duration(goal, now)?, goal.usage.unwrap_or_default());
+    let verb = if goal.ended_at.is_some() { "took" } else { "has taken" };
+    let count = |number: i64, one, many| plural(usize::try_from(number).unwrap_or(0), one, many);
+    let steps = count(goal.steps.into(), "step", "steps");
+    let calls = count(usage.calls, "call", "calls");
+    let tokens = amount(AmountKind::Tokens, usage.tokens);
+    // 0 without prices.
+    let cost = Some(usage.cost).filter(|cost| *cost > 0);
+    let cost = cost.map_or_else(String::new, |cost| format!(", {}", amount(AmountKind::Cost, cost)));
+    Some(format!(
+        "this run of the goal {verb} {took}: {steps}, {calls}, {tokens} tokens{cost}"
+    ))
 }
 
 /// Whether a user has requested that the loop ends, which it has not reported yet.

@@ -139,7 +139,11 @@ fn others() -> Vec<(&'static str, Agent)> {
     let completed = json!({"conditions": [condition("Ready", "True", "Completed", "the agent ended its loop")],
         "loop": {"state": "Stopped", "outcome": "Completed"}});
     let failed = json!({"conditions": [condition("Succeeded", "False", "Failed", "all steps are used (spec.goal.maxSteps)")],
-        "loop": {"state": "Stopped", "outcome": "Failed"}});
+        "loop": {"state": "Stopped", "outcome": "Failed"}, "goal": {"steps": 20, "end": "StepLimit",
+        "startedAt": "2026-11-22T09:00:00Z", "endedAt": "2026-11-22T10:30:00Z",
+        "usage": {"calls": 64, "tokens": 1_234_567, "costMicroUSD": 2_450_000}}});
+    let goal = json!({"loop": {"state": "Running"}, "goal": {"steps": 3, "startedAt": "2026-11-22T13:12:00Z",
+        "usage": {"calls": 1, "tokens": 1_830, "costMicroUSD": 0}}});
     let detected = json!({"conditions": [condition("LoopDetected", "True", "RepeatedRequest", "seen from outside")],
         "loop": {"state": "Running"}});
     let running = json!({"observedGeneration": 2, "loop": {"state": "Running", "consecutiveErrors": 2},
@@ -157,6 +161,7 @@ fn others() -> Vec<(&'static str, Agent)> {
         ("pod pending", agent(&pending)),
         ("completed", agent(&completed)),
         ("failed goal", agent(&failed)),
+        ("running goal", agent(&goal)),
         ("loop detected from outside", agent(&detected)),
         ("running", agent(&running)),
     ]

@@ -207,7 +207,7 @@ fn each_decision_and_each_outcome_is_a_row_of_the_audit_once() {
             "Destructive",
             "e1-t1c1r4",
             null,
-            "e1-t1c1r4"
+            "e1-t1c1r4 ToolPolicy"
         ]),
         json!([
             "Asked",
@@ -216,7 +216,7 @@ fn each_decision_and_each_outcome_is_a_row_of_the_audit_once() {
             "Destructive",
             "e1-t1c1r5",
             null,
-            "e1-t1c1r5"
+            "e1-t1c1r5 ToolPolicy"
         ]),
         json!([
             "Asked",
@@ -225,7 +225,7 @@ fn each_decision_and_each_outcome_is_a_row_of_the_audit_once() {
             "Destructive",
             "e1-t1c1r6",
             null,
-            "e1-t1c1r6"
+            "e1-t1c1r6 ToolPolicy"
         ]),
         json!(["Allowed", "t1c1r3", "files__read", "Read", null, null, ""]),
         json!(["Ok", "t1c1r3", "files__read", "Read", null, null, ""]),
@@ -330,6 +330,10 @@ fn the_export_has_the_history_and_the_audit_and_the_audit_no_text() {
     for line in [executions[0], steps[0], last] {
         assert_eq!(line["trace_id"], trace, "{line}");
     }
+    let asked = audit.iter().filter(|line| line["decision"] == "Asked");
+    let causes: Vec<&Value> = asked.map(|line| &line["cause"]).collect();
+    assert_eq!(causes, ["ToolPolicy"; 3]);
+    assert_eq!(last["cause"], Value::Null);
     let has_text = |lines: &[&Value]| lines.iter().any(|line| line.to_string().contains(CANARY));
     assert!(has_text(&steps) && !has_text(&audit));
     // The journal is the worker's, and as it was.

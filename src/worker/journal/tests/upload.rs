@@ -130,10 +130,13 @@ fn an_execution_after_which_a_person_was_asked_says_why_and_whether_it_was_appro
     turn(&mut journal, 1);
     let gate = |kind, detail| JournalRecord {
         detail,
-        ..plain(kind, 1, "goal-e1-1")
+        ..plain(kind, 1, "goal-e1-1 LowConfidence")
     };
     let escalated = gate(RecordKind::GateOpened, RecordDetail::Escalated(GateKind::LowConfidence));
     write(&mut journal, &[escalated]);
+    let asked = last(&mut journal).audit.pop().unwrap();
+    let found = (asked.decision.as_deref(), asked.gate.as_deref(), asked.cause.as_deref());
+    assert_eq!(found, (Some("Asked"), Some("goal-e1-1"), Some("LowConfidence")));
     let status = |journal: &mut Journal| {
         let execution = last(journal).executions.remove(0);
         (execution.final_status.unwrap(), execution.escalation_reason)

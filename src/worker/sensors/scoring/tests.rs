@@ -58,6 +58,8 @@ struct Worker {
     /// The state of the engine: a request for a score, and its outcome.
     asked: Option<String>,
     scored: Option<(String, Option<u8>)>,
+    /// Whether the queue has no room for its events.
+    is_full: bool,
 }
 
 /// Builds a delivery of the Sensor without events.
@@ -101,7 +103,8 @@ impl Worker {
         loop {
             let scored = self.scored.clone();
             let scored = scored.as_ref().map(|(id, score)| (&**id, *score));
-            let step = self.sensors().step(at(now), scored, self.asked.is_some());
+            let scoring = (scored, self.asked.is_some());
+            let step = self.sensors().step(at(now), scoring, |_| !self.is_full);
             let input = match step {
                 None => return settled,
                 Some(ScoringStep::Happened(happened)) => self.keep(&happened).expect("an input"),
@@ -285,4 +288,18 @@ fn an_outcome_of_nothing_that_waits_is_taken_and_changes_nothing() {
         assert_eq!(worker.scores(0, Some(100)), [], "{stale}");
         assert_eq!(worker.asked.take().as_deref(), Some("uid/1/signal/prices/a"), "{stale}");
     }
+}
+
+#[test]
+fn a_scored_event_without_room_waits_and_holds_up_no_score_of_another_sensor() {
+    let mut worker = Worker::default();
+    assert!(worker.takes("uid", event(1, vec![question("a", 0)])));
+    assert_eq!(worker.settles(10), []);
+    worker.is_full = true;
+    assert_eq!(worker.scores(10, Some(100)), [], "it has its score, and waits for room");
+    assert!(worker.takes("uid-2", event(1, vec![question("a", 0)])));
+    assert_eq!(worker.settles(20), []);
+    assert_eq!(worker.asked.as_deref(), Some("uid-2/1/signal/prices/a"));
+    worker.is_full = false;
+    assert_eq!(worker.settles(30), settled(1, 1, 1), "as soon as there is room");
 }

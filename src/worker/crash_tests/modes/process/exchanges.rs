@@ -34,18 +34,18 @@ impl Process<'_> {
         Ok(())
     }
 
-    fn accepts_events(&self) -> bool {
-        self.stop.is_none() && !self.stopped && self.steps.accepts_sensor_events()
+    fn accepts_events_of(&self, delivery: &Delivery) -> bool {
+        self.stop.is_none() && !self.stopped && self.steps.accepts_events_of(&delivery.name)
     }
 
     /// Does what the driver does with a delivery.
     pub(super) fn take_delivery(&mut self, delivery: &Delivery) -> Result<(), EarlyEnd> {
         let runs_tasks = self.schedule.mode == AgentMode::Task;
-        if self.environment.is_broken(Broken::AcknowledgesBeforeCommit) && self.accepts_events() {
+        if self.environment.is_broken(Broken::AcknowledgesBeforeCommit) && self.accepts_events_of(delivery) {
             let through = delivery.events.last().map_or(0, |event| event.seq);
             self.environment.acknowledge(through, runs_tasks);
         }
-        while self.accepts_events() {
+        while self.accepts_events_of(delivery) {
             let Some(happened) = self.sensors.take(self.environment.wall(), delivery) else {
                 break;
             };
@@ -56,7 +56,7 @@ impl Process<'_> {
             self.sensors.confirm(happened);
             self.follow(taken, &CheckInput::Nothing, (fate, before))?;
         }
-        if self.accepts_events() {
+        if self.accepts_events_of(delivery) {
             let through = self.sensors.delivered_through(delivery).through;
             self.environment.acknowledge(through, runs_tasks);
         }
