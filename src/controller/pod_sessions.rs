@@ -23,6 +23,10 @@ use crate::link::messages::{BudgetTerms, Directives, LoopTotals, PodRefusal, Pod
 use crate::link::sensor_messages::SensorTerms;
 use crate::link::text_fragments::TextFragment;
 
+/// Most lost leases of one pod that are counted. A volume is reset while no pod uses it, and an Agent holds few leases; but the
+/// number is what a gateway says, and the sum is that of all tenants.
+pub const MAX_LOST_LEASES: u64 = 64;
+
 /// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LivePod {
@@ -50,6 +54,8 @@ struct PodSession {
     contact: Option<Timestamp>,
     readings: EventSubscriptions,
     durations: ReportedDurations,
+    /// Lost leases of this pod that were counted, at most [`MAX_LOST_LEASES`].
+    counted_losses: u64,
 }
 
 #[derive(Default)]
@@ -147,6 +153,7 @@ impl PodSessions {
                     contact: None,
                     readings: EventSubscriptions::default(),
                     durations: ReportedDurations::default(),
+                    counted_losses: 0,
                 };
                 table.entries.insert(agent.clone(), entry);
                 table.wanted.remove(agent);
@@ -219,6 +226,13 @@ impl PodSessions {
         Ok(entry.agent_uid.clone())
     }
 
+    /// Uid of the Agent that the pod with the session was created for.
+    #[must_use]
+    pub fn owner(&self, agent: &NamespacedName) -> Option<String> {
+        let table = self.lock();
+        Some(table.entries.get(agent)?.agent_uid.clone())
+    }
+
     /// Removes the Agent's session: no pod may act for it.
     pub fn forget(&self, agent: &NamespacedName) {
         let mut table = self.lock();
@@ -279,20 +293,12 @@ impl PodSessions {
         Some(received.report.clone())
     }
 
-    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its
-    /// pods.
-    /// `None` before the first: a former leader may have noticed those.
-    #[must_use]
-    pub fn lost_leases(&self, agent: &NamespacedName) -> Option<i64> {
-        self.lock().lost_leases.get(agent).copied()
-    }
-
     /// Number of the Agent's calls that limits refused, from the last report of its gateway.
     #[must_use]
     pub fn refused_calls(&self, agent: &NamespacedName) -> Option<i64> {
         let table = self.lock();
         let last = table.entries.get(agent)?.last_report.as_ref()?;
-        Some(last.report.budget.refused_calls)
+        Some(last.report.budget.refused_calls.max(0))
     }
 
     /// What the Agent's pod has not exported, from the last report of its gateway.
@@ -326,15 +332,18 @@ impl PodSessions {
         Ok((entry.known.clone(), entry.directives.subscribe()))
     }
 
-    /// Stores the report of a pod. Triggers a reconcile if it differs from the last one.
+    /// Stores the report of a pod. Triggers a reconcile if it differs from the last one. Returns how many leases the gateway has
+    /// lost with its storage since the last report of any pod of the Agent. None before the first report, since a former
+    /// leader may have noticed those, and none after a lower number.
     pub fn report(
         &self,
         agent: &NamespacedName,
         pod: &LivePod,
         mut report: PodReport,
         now: Timestamp,
-    ) -> Result<(), PodRefusal> {
-        let mut table = self.lock();
+    ) -> Result<u64, PodRefusal> {
+        let mut guard = self.lock();
+        let table = &mut *guard;
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
         // Not kept with the report: what it adds to the totals is no reason for a reconcile.
@@ -342,17 +351,18 @@ impl PodSessions {
         let owner = entry.agent_uid.clone();
         let news = entry.last_report.as_ref().is_none_or(|last| last.report != report);
         let lost = report.budget.lost_leases;
+        let before = table.lost_leases.insert(agent.clone(), lost).unwrap_or(lost);
+        let newly_lost = entry.count_losses(lost.saturating_sub(before));
         entry.last_report = Some(ReceivedReport { report, at: now });
-        table.lost_leases.insert(agent.clone(), lost);
         if news {
             // Fails only during shutdown.
             let _ = self.changed.send(agent.clone());
         }
-        drop(table);
+        drop(guard);
         if let Some(totals) = self.durations.get() {
             totals.add((agent, &owner), &growth, now);
         }
-        Ok(())
+        Ok(newly_lost)
     }
 
     /// Opens a subscription to the Agent's events; the pod receives it with its [`Directives`] at once.
@@ -462,6 +472,14 @@ impl PodSessionTable {
 }
 
 impl PodSession {
+    /// How much of what the pod reports to have lost is counted.
+    fn count_losses(&mut self, lost: i64) -> u64 {
+        let room = MAX_LOST_LEASES.saturating_sub(self.counted_losses);
+        let counted = u64::try_from(lost).unwrap_or(0).min(room);
+        self.counted_losses += counted;
+        counted
+    }
+
     fn publish_subscriptions(&self) {
         let wanted = self.readings.requested();
         self.directives.send_if_modified(|directives| {
@@ -493,6 +511,7 @@ fn authorized_session<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::messages::BudgetReport;
 
     #[test]
     fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expected() {
@@ -512,6 +531,48 @@ mod tests {
         assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
         assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
         assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
+    }
+
+    #[test]
+    fn lost_leases_are_counted_once_per_pod_up_to_a_bound_and_not_backwards() {
+        let (sessions, _changed) = PodSessions::new();
+        let agent = NamespacedName::new("team-a", "x");
+        let pod = |epoch| LivePod {
+            uid: format!("p{epoch}"),
+            epoch,
+        };
+        let report = |epoch, lost_leases| {
+            let budget = BudgetReport {
+                lost_leases,
+                ..BudgetReport::default()
+            };
+            let report = PodReport {
+                budget,
+                ..PodReport::default()
+            };
+            sessions
+                .report(&agent, &pod(epoch), report, Timestamp::UNIX_EPOCH)
+                .unwrap()
+        };
+        let expect = |epoch| {
+            sessions.expect_pod(
+                (&agent, "uid"),
+                pod(epoch),
+                LoopTotals::default(),
+                Directives::default(),
+            );
+        };
+        expect(1);
+        let most = i64::try_from(MAX_LOST_LEASES).unwrap();
+        let counted = [i64::MIN, i64::MAX, 3, 2, 5, most].map(|lost| report(1, lost));
+        assert_eq!(
+            counted,
+            [0, MAX_LOST_LEASES, 0, 0, 0, 0],
+            "one pod reports as much as it likes"
+        );
+        expect(2);
+        let counted = [most, most - 1, 2 * most - 2, 2 * most - 1, 2 * most].map(|lost| report(2, lost));
+        assert_eq!(counted, [0, 0, MAX_LOST_LEASES - 1, 1, 0]);
     }
 
     /// The subscriptions to `agents` Agents of a namespace, as many as each may have.
