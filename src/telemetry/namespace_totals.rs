@@ -69,7 +69,8 @@ impl SumSeries {
         for (index, (outcome, _)) in tool_outcomes(&ToolUsage::default()).into_iter().enumerate() {
             let count = move |usage: &LoopUsage| {
                 let tools = usage.counts.by_tool.iter();
-                tools.map(|used| tool_outcomes(used)[index].1).sum()
+                let counts = tools.map(|used| tool_outcomes(used)[index].1);
+                counts.fold(0, i64::saturating_add)
             };
             all.push(Self::new(&registry::NAMESPACE_OUTCOMES, [outcome], count));
         }
@@ -145,15 +146,17 @@ impl NamespaceTotals {
             SeenAgent::new(self.series.len())
         });
         if known.uid != uid {
-            // Deleted and created again while the watch was interrupted.
+            // Deleted and created again while the watch was interrupted. The number of refused calls is still that of the
+            // earlier one's gateway, until the new one has a pod.
             *known = SeenAgent {
                 uid,
+                refused: known.refused,
                 ..SeenAgent::new(self.series.len())
             };
         }
         for ((sum, last), total) in sums.totals.iter_mut().zip(&mut known.totals).zip(totals) {
             // Totals in the status never decrease, unless they are edited.
-            *sum = sum.saturating_add((total - *last).max(0));
+            *sum = sum.saturating_add(total.saturating_sub(*last).max(0));
             *last = total.max(*last);
         }
         known.count_refused(refused, sums);
@@ -233,6 +236,7 @@ impl SeenAgent {
 
     /// The count of a gateway that lost its storage begins again.
     fn count_refused(&mut self, refused: i64, sums: &mut NamespaceSums) {
+        let refused = refused.max(0);
         let growth = if refused < self.refused {
             refused
         } else {

@@ -137,6 +137,32 @@ fn no_sum_decreases_if_somebody_edits_a_status_or_a_gateway_loses_its_storage() 
 }
 
 #[test]
+fn refused_calls_of_an_agent_that_was_recreated_while_the_watch_was_interrupted_are_counted_once() {
+    let harness = TotalsHarness::new();
+    let refused = || harness.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
+    harness.refuse("x", 7);
+    harness.seen("x", "1", 5);
+    // The session is still that of the earlier pod.
+    harness.seen("x", "2", 1);
+    assert_eq!((harness.turns(), refused()), ("6".into(), "7".into()));
+    harness.refuse("x", 2);
+    assert_eq!(refused(), "9", "the gateway of the new pod");
+}
+
+#[test]
+fn numbers_that_no_gateway_has_decrease_no_sum() {
+    let harness = TotalsHarness::new();
+    let refused = || harness.read("agentloop_namespace_refused_calls_total{namespace=\"a\"}");
+    harness.refuse("x", 4);
+    harness.seen("x", "1", 5);
+    for wrong in [-1, i64::MIN] {
+        harness.refuse("x", wrong);
+        harness.seen("x", "1", wrong);
+        assert_eq!((harness.turns(), refused()), ("5".into(), "4".into()));
+    }
+}
+
+#[test]
 fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
     let harness = TotalsHarness::new();
     harness.totals.agent_seen(&an_agent("x", "1", &json!({})));
