@@ -191,6 +191,12 @@ impl Amount {
         Self::from_fn(|kind| self.get(kind).min(other.get(kind)))
     }
 
+    /// Whether a kind is less than zero.
+    #[must_use]
+    pub fn is_negative(&self) -> bool {
+        AmountKind::iter().any(|kind| self.get(kind) < 0)
+    }
+
     /// Whether every kind is zero.
     #[must_use]
     pub fn is_zero(&self) -> bool {

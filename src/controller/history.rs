@@ -15,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::runtime::WallClock;
 use crate::history::{HistoryAgent, HistoryError, HistoryStore, RowCounts, StoredBatch};
-use crate::link::history::{HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS};
+use crate::link::history::{
+    ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_EXECUTION_STEPS, MAX_HISTORY_ROWS,
+};
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::telemetry::metrics::Metrics;
 
@@ -99,6 +101,13 @@ impl HistoryReceiver {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,
                 message: format!("a batch has at most {most} rows, and numbers up to {MAX_CHANGE_NUMBER}"),
+            });
+        }
+        let has_steps = |row: &ExecutionRow| (0..=MAX_EXECUTION_STEPS).contains(&row.total_steps);
+        if !batch.executions.iter().all(has_steps) {
+            return Err(PodRefusal {
+                code: RefusalCode::Malformed,
+                message: format!("an execution has 0 to {MAX_EXECUTION_STEPS} steps"),
             });
         }
         // One at a time: an Agent must not hold the connections that others wait for.

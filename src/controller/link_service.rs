@@ -140,13 +140,9 @@ impl LinkHandler for ControllerLink {
     fn report(&self, pod: &PodIdentity, report: PodReport) -> Result<(), PodRefusal> {
         let agent = self.agent_of(pod)?;
         let speaker = live_pod(pod, report.epoch);
-        let lost = report.budget.lost_leases;
-        let before = self.loops.lost_leases(&agent).unwrap_or(lost);
-        self.loops.report(&agent, &speaker, report, (self.clock)())?;
+        let leases = self.loops.report(&agent, &speaker, report, (self.clock)())?;
         self.metrics.link_reports.inc();
-        if let Ok(leases) = u64::try_from(lost.saturating_sub(before))
-            && leases > 0
-        {
+        if leases > 0 {
             self.metrics.lost_leases.inc_by(leases);
             tracing::warn!(
                 namespace = pod.namespace,

@@ -24,6 +24,10 @@ use crate::link::sensor_messages::SensorTerms;
 use crate::link::text_fragments::TextFragment;
 use crate::telemetry::namespace_totals::NamespaceTotals;
 
+/// Most lost leases of one pod that are counted. A volume is reset while no pod uses it, and an Agent holds few leases; but the
+/// number is what a gateway says, and the sum is that of all tenants.
+pub const MAX_LOST_LEASES: u64 = 64;
+
 /// The pod that may act for an Agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LivePod {
@@ -51,6 +55,8 @@ struct PodSession {
     contact: Option<Timestamp>,
     readings: EventSubscriptions,
     durations: ReportedDurations,
+    /// Lost leases of this pod that were counted, at most [`MAX_LOST_LEASES`].
+    counted_losses: u64,
 }
 
 #[derive(Default)]
@@ -172,6 +178,7 @@ impl PodSessions {
                     } else {
                         ReportedDurations::default()
                     },
+                    counted_losses: 0,
                 };
                 table.entries.insert(agent.clone(), entry);
                 table.wanted.remove(agent);
@@ -244,6 +251,13 @@ impl PodSessions {
         Ok(entry.agent_uid.clone())
     }
 
+    /// Uid of the Agent that the pod with the session was created for.
+    #[must_use]
+    pub fn owner(&self, agent: &NamespacedName) -> Option<String> {
+        let table = self.lock();
+        Some(table.entries.get(agent)?.agent_uid.clone())
+    }
+
     /// Removes the Agent's session: no pod may act for it.
     pub fn forget(&self, agent: &NamespacedName) {
         let mut table = self.lock();
@@ -305,20 +319,12 @@ impl PodSessions {
         Some(received.report.clone())
     }
 
-    /// Number of leases that the Agent's gateways have lost with their storage, from the last report of any of its
-    /// pods.
-    /// `None` before the first: a former leader may have noticed those.
-    #[must_use]
-    pub fn lost_leases(&self, agent: &NamespacedName) -> Option<i64> {
-        self.lock().lost_leases.get(agent).copied()
-    }
-
     /// Number of the Agent's calls that limits refused, from the last report of its gateway.
     #[must_use]
     pub fn refused_calls(&self, agent: &NamespacedName) -> Option<i64> {
         let table = self.lock();
         let last = table.entries.get(agent)?.last_report.as_ref()?;
-        Some(last.report.budget.refused_calls)
+        Some(last.report.budget.refused_calls.max(0))
     }
 
     /// What the Agent's pod has not exported, from the last report of its gateway.
@@ -352,15 +358,18 @@ impl PodSessions {
         Ok((entry.known.clone(), entry.directives.subscribe()))
     }
 
-    /// Stores the report of a pod. Triggers a reconcile if it differs from the last one.
+    /// Stores the report of a pod. Triggers a reconcile if it differs from the last one. Returns how many leases the gateway has
+    /// lost with its storage since the last report of any pod of the Agent. None before the first report, since a former
+    /// leader may have noticed those, and none after a lower number.
     pub fn report(
         &self,
         agent: &NamespacedName,
         pod: &LivePod,
         mut report: PodReport,
         now: Timestamp,
-    ) -> Result<(), PodRefusal> {
-        let mut table = self.lock();
+    ) -> Result<u64, PodRefusal> {
+        let mut guard = self.lock();
+        let table = &mut *guard;
         let entry = authorized_session(&mut table.entries, agent, pod)?;
         entry.contact = Some(now);
         // Not kept with the report: what it adds to the totals is no reason for a reconcile.
@@ -372,17 +381,18 @@ impl PodSessions {
             // Under the lock, so that two reports are added in the order in which they were received.
             sums.refused_reported((agent, &owner), report.budget.refused_calls);
         }
+        let before = table.lost_leases.insert(agent.clone(), lost).unwrap_or(lost);
+        let newly_lost = entry.count_losses(lost.saturating_sub(before));
         entry.last_report = Some(ReceivedReport { report, at: now });
-        table.lost_leases.insert(agent.clone(), lost);
         if news {
             // Fails only during shutdown.
             let _ = self.changed.send(agent.clone());
         }
-        drop(table);
+        drop(guard);
         if let Some(totals) = self.durations.get() {
             totals.add((agent, &owner), &growth, now);
         }
-        Ok(())
+        Ok(newly_lost)
     }
 
     /// Opens a subscription to the Agent's events; the pod receives it with its [`Directives`] at once.
@@ -492,6 +502,14 @@ impl PodSessionTable {
 }
 
 impl PodSession {
+    /// How much of what the pod reports to have lost is counted.
+    fn count_losses(&mut self, lost: i64) -> u64 {
+        let room = MAX_LOST_LEASES.saturating_sub(self.counted_losses);
+        let counted = u64::try_from(lost).unwrap_or(0).min(room);
+        self.counted_losses += counted;
+        counted
+    }
+
     fn publish_subscriptions(&self) {
         let wanted = self.readings.requested();
         self.directives.send_if_modified(|directives| {

@@ -68,7 +68,7 @@ impl HistoryStore {
         .await
     }
 
-    /// Deletes at most `most` executions, with their steps, and at most `most` rows of the audit, that began before
+    /// Deletes at most `most` executions after their steps, of which there may be more than one call deletes, and at most `most` rows of the audit, that began before
     /// `cutoff`. Returns their number.
     pub async fn delete_before(&self, cutoff: Timestamp, most: u32) -> Result<RowCounts, HistoryError> {
         within_limit(async {

@@ -60,13 +60,20 @@ SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
     "idempotencyKey" text, "argumentsHash" text, outcome text, note text)
 ON CONFLICT (agent_id, seq, at) DO NOTHING"#;
 
-const DELETE_EXECUTIONS: &str = "WITH old AS (
+/// Steps of the oldest executions, before these: a worker chooses how many steps an execution has, and one statement that deletes
+/// them all could never end in time.
+const DELETE_STEPS: &str = "DELETE FROM agent_execution_steps s USING (
+    SELECT step.agent_id, step.id FROM (
+        SELECT agent_id, id FROM agent_execution_history WHERE started_at < $1::text::timestamptz ORDER BY started_at LIMIT $2
+    ) old JOIN agent_execution_steps step ON step.agent_id = old.agent_id AND step.execution_id = old.id
+    LIMIT $3 FOR UPDATE OF step SKIP LOCKED
+) gone WHERE s.agent_id = gone.agent_id AND s.id = gone.id";
+const DELETE_EXECUTIONS: &str = "DELETE FROM agent_execution_history h USING (
     SELECT agent_id, id FROM agent_execution_history WHERE started_at < $1::text::timestamptz
     ORDER BY started_at LIMIT $2 FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM agent_execution_history h USING old WHERE h.agent_id = old.agent_id AND h.id = old.id
-    RETURNING h.total_steps
-) SELECT count(*), coalesce(sum(total_steps), 0)::bigint FROM gone";
+) old WHERE h.agent_id = old.agent_id AND h.id = old.id";
+/// Steps in one deletion, for each execution.
+const STEPS_PER_EXECUTION: i64 = 20;
 const DELETE_AUDIT: &str = "DELETE FROM agent_execution_audit a USING (
     SELECT agent_id, seq, at FROM agent_execution_audit WHERE at < $1::text::timestamptz ORDER BY at LIMIT $2
 ) old WHERE a.agent_id = old.agent_id AND a.seq = old.seq AND a.at = old.at";
@@ -181,20 +188,28 @@ fn replace_zeros(value: &mut Value) {
     }
 }
 
+/// Nothing that is added up is a number of a worker.
 pub(crate) async fn delete_before(client: &Client, cutoff: Timestamp, most: u32) -> Result<RowCounts, HistoryError> {
     let (cutoff, most) = (cutoff.to_string(), i64::from(most));
-    let limited: [(&(dyn ToSql + Sync), Type); 2] = [(&cutoff, Type::TEXT), (&most, Type::INT8)];
-    let executions = client.query_typed(DELETE_EXECUTIONS, &limited).await.map_err(failed)?;
-    let count = |column: usize| executions.first().map_or(0, |row| row.get::<_, i64>(column));
-    let (executions, steps) = (count(0), count(1));
-    let audit = client.execute_typed(DELETE_AUDIT, &limited).await.map_err(failed)?;
+    let most_steps = most * STEPS_PER_EXECUTION;
+    let bounded: [(&(dyn ToSql + Sync), Type); 3] =
+        [(&cutoff, Type::TEXT), (&most, Type::INT8), (&most_steps, Type::INT8)];
+    let limited = &bounded[..2];
+    let steps = client.execute_typed(DELETE_STEPS, &bounded).await.map_err(failed)?;
+    let is_rest = i64::try_from(steps).is_ok_and(|steps| steps < most_steps);
+    let executions = if is_rest {
+        client.execute_typed(DELETE_EXECUTIONS, limited).await.map_err(failed)?
+    } else {
+        0
+    };
+    let audit = client.execute_typed(DELETE_AUDIT, limited).await.map_err(failed)?;
     client
-        .execute_typed(DELETE_POSITIONS, &limited[..1])
+        .execute_typed(DELETE_POSITIONS, &bounded[..1])
         .await
         .map_err(failed)?;
     Ok(RowCounts {
-        executions: executions.try_into().unwrap_or(0),
-        steps: steps.try_into().unwrap_or(0),
+        executions,
+        steps,
         audit,
     })
 }

@@ -36,6 +36,18 @@ pub const READ_FROM_START: &str = "read from 0";
 pub const START_EVENT: &str = "start";
 /// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
+/// Most bytes of the name of an event.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Stands in a stream for a name that no event can have.
+pub const UNNAMED_EVENT: &str = "event:unnamed";
+
+/// Whether an event of a loop can have this name, such as `tool:intent`. The colon tells it from [`START_EVENT`],
+/// [`END_EVENT`] and [`TEXT_EVENT`](super::text_fragments::TEXT_EVENT), and a line break would end the line of the stream.
+#[must_use]
+pub fn is_event_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte == b'_' || byte == b':';
+    name.len() <= MAX_NAME_BYTES && name.contains(':') && name.bytes().all(is_allowed)
+}
 
 /// One event: a line of the journal. Names, numbers and hashes; prompts, answers, arguments and results only in
 /// `messages`.
@@ -197,4 +209,37 @@ pub enum ClientRefusalCode {
     TooManyTasks,
     /// 503: not possible now; the message gives the reason.
     Unavailable,
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::text_fragments::TEXT_EVENT;
+
+    #[rstest]
+    #[case::of_an_event("tool:intent", true)]
+    #[case::with_a_low_line("autonomy:turn_started", true)]
+    #[case::empty("", false)]
+    #[case::of_the_start(START_EVENT, false)]
+    #[case::of_the_end(END_EVENT, false)]
+    #[case::of_text(TEXT_EVENT, false)]
+    #[case::with_a_line_feed("tool:a\nb", false)]
+    #[case::with_a_carriage_return("tool:a\rb", false)]
+    #[case::with_character_0("tool:a\0b", false)]
+    #[case::with_a_space("tool: a", false)]
+    #[case::with_a_capital("Tool:a", false)]
+    #[case::with_a_letter_of_two_bytes("tool:\u{e9}", false)]
+    #[case::of_this_crate(UNNAMED_EVENT, true)]
+    fn a_name_has_small_letters_and_a_colon(#[case] name: &str, #[case] valid: bool) {
+        assert_eq!(is_event_name(name), valid, "{name:?}");
+    }
+
+    #[test]
+    fn a_name_has_at_most_64_bytes() {
+        let of_length = |length: usize| format!("a:{}", "b".repeat(length - 2));
+        assert!(is_event_name(&of_length(MAX_NAME_BYTES)));
+        assert!(!is_event_name(&of_length(MAX_NAME_BYTES + 1)));
+    }
 }

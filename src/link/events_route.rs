@@ -11,7 +11,10 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
 
-use super::events::{ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, LATEST, ReadRequest, START_EVENT};
+use super::events::{
+    ClientRefusal, ClientRefusalCode, END_EVENT, EventStreamItem, LATEST, ReadRequest, START_EVENT, UNNAMED_EVENT,
+    is_event_name,
+};
 use super::server::{LinkCaller, LinkHandler, LinkServer, closing};
 use super::text_fragments::TEXT_EVENT;
 
@@ -67,7 +70,7 @@ fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
             .json_data(serde_json::json!({ "seq": seq })),
         EventStreamItem::Line(line) => Event::default()
             .id(line.seq.to_string())
-            .event(&line.event)
+            .event(event_name(&line.event))
             .json_data(line),
         // Without an id: it moves no cursor.
         EventStreamItem::Text(fragment) => Event::default().event(TEXT_EVENT).json_data(&*fragment),
@@ -75,6 +78,11 @@ fn event(told: EventStreamItem) -> Result<Event, axum::Error> {
             .event(END_EVENT)
             .json_data(serde_json::json!({ "reason": reason })),
     }
+}
+
+/// The name of an event. A line break would make [`Event::event`] panic, and so end the controller of all Agents.
+fn event_name(name: &str) -> &str {
+    if is_event_name(name) { name } else { UNNAMED_EVENT }
 }
 
 /// The response to a client that is refused.
@@ -126,5 +134,32 @@ fn status(code: ClientRefusalCode) -> StatusCode {
         ClientRefusalCode::Conflict => StatusCode::CONFLICT,
         ClientRefusalCode::TooManyReaders | ClientRefusalCode::TooManyTasks => StatusCode::TOO_MANY_REQUESTS,
         ClientRefusalCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::events::EventLine;
+
+    #[rstest]
+    #[case::two_lines("x\ny")]
+    #[case::a_carriage_return("x\ry")]
+    #[case::a_frame_of_the_stream("end")]
+    #[case::empty("")]
+    fn a_name_that_no_event_can_have_is_replaced(#[case] name: &str) {
+        let line = |name: &str| {
+            let line = EventLine {
+                event: name.into(),
+                ..EventLine::default()
+            };
+            event(EventStreamItem::Line(Box::new(line))).unwrap()
+        };
+        let written = format!("{:?}", line(name));
+        assert!(written.contains("event: event:unnamed"), "{written}");
+        let written = format!("{:?}", line("tool:intent"));
+        assert!(written.contains("event: tool:intent"), "{written}");
     }
 }

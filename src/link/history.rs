@@ -16,6 +16,8 @@ use serde_json::Value;
 pub const MAX_HISTORY_ROWS: usize = 200;
 /// The highest number of a change. A journal that has used them all would need thousands of years.
 pub const MAX_CHANGE_NUMBER: i64 = 1 << 53;
+/// The highest number of steps of an execution.
+pub const MAX_EXECUTION_STEPS: i64 = 1 << 31;
 
 /// Rows of the history that have changed, as they are now.
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -275,6 +275,18 @@ pub struct LeaseRequest {
     pub accounts: Vec<AccountRequest>,
 }
 
+impl LeaseRequest {
+    /// Whether an amount is less than zero, which would make room that does not exist.
+    #[must_use]
+    pub fn has_negative_amount(&self) -> bool {
+        self.accounts.iter().any(|account| {
+            let stated = account.statements.iter().flat_map(|said| [&said.spent, &said.returned]);
+            let asked = account.ask.iter().flat_map(|ask| [&ask.open, &ask.least, &ask.full]);
+            stated.chain(asked).any(Amount::is_negative)
+        })
+    }
+}
+
 /// A gateway's statements and request for one account.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

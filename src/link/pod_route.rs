@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
-use super::messages::PodRefusal;
+use super::events::{EventsPage, is_event_name};
+use super::messages::{PodRefusal, RefusalCode};
 use super::server::{LinkCaller, LinkHandler, LinkServer, PodIdentity, PodKind, authenticate, read, refuse};
 
 /// Answers the message of a pod of this kind with what `handle` makes of it.
@@ -72,14 +73,16 @@ pub(super) async fn events<L: LinkHandler>(
     caller: LinkCaller,
     request: Request,
 ) -> Response {
-    pod_post(
-        &server,
-        &caller,
-        request,
-        PodKind::Agent,
-        |link, pod, page| async move { link.events(&pod, page).await.map(Json) },
-    )
-    .await
+    let handle = |link: Arc<L>, pod, page: EventsPage| async move {
+        if page.events.iter().any(|line| !is_event_name(&line.event)) {
+            return Err(PodRefusal {
+                code: RefusalCode::Malformed,
+                message: "an event has a name such as tool:intent: small letters, with a colon".into(),
+            });
+        }
+        link.events(&pod, page).await.map(Json)
+    };
+    pod_post(&server, &caller, request, PodKind::Agent, handle).await
 }
 
 pub(super) async fn history<L: LinkHandler>(

@@ -303,6 +303,9 @@ async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Link
                 "record must have {RECORD_DIGITS} hexadecimal digits"
             )));
         }
+        if request.has_negative_amount() {
+            return Err(malformed("an amount must not be negative".into()));
+        }
         server.link.lease(&pod, request).await
     };
     respond(&server, answer.await.map(Json))

@@ -82,6 +82,38 @@ mod tests {
 
     use super::*;
 
+    /// The schemas are those of users, and a stack that overflows ends the process that checks them.
+    #[test]
+    fn no_reference_leads_around_in_circles_for_ever() {
+        let mut deep = json!({"type": "string"});
+        for _ in 0..120 {
+            deep = json!({"properties": {"a": deep}, "unevaluatedProperties": false});
+        }
+        let schemas = [
+            json!({"$ref": "#"}),
+            json!({"allOf": [{"$ref": "#"}]}),
+            json!({"not": {"$ref": "#"}, "unevaluatedProperties": false}),
+            json!({"$ref": "#", "unevaluatedProperties": false, "unevaluatedItems": false}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "unevaluatedProperties": false}),
+            json!({"$dynamicRef": "#a", "$dynamicAnchor": "a", "unevaluatedItems": false}),
+            json!({"$schema": "https://json-schema.org/draft/2019-09/schema", "$recursiveAnchor": true,
+                "$recursiveRef": "#", "unevaluatedProperties": false}),
+            json!({"$id": "urn:x", "$schema": "urn:x"}),
+            json!({"$schema": "#"}),
+            json!({"$id": "a", "$ref": "a", "anyOf": [{"$ref": "a#"}, {"if": {"$ref": "#"}, "then": {"$ref": "#"}}],
+                "unevaluatedProperties": {"$ref": "#"}}),
+            deep,
+        ];
+        for schema in schemas {
+            // As large a stack as a worker of tokio has.
+            let checked = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+            let text = schema.to_string();
+            let checked = checked.spawn(move || check(&schema)).unwrap().join();
+            assert!(checked.is_ok(), "{text}");
+        }
+    }
+
     #[test]
     fn a_violation_names_the_place() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});

@@ -69,7 +69,8 @@ impl SumSeries {
         for (index, (outcome, _)) in tool_outcomes(&ToolUsage::default()).into_iter().enumerate() {
             let count = move |usage: &LoopUsage| {
                 let tools = usage.counts.by_tool.iter();
-                tools.map(|used| tool_outcomes(used)[index].1).sum()
+                let counts = tools.map(|used| tool_outcomes(used)[index].1);
+                counts.fold(0, i64::saturating_add)
             };
             all.push(Self::new(&registry::NAMESPACE_OUTCOMES, [outcome], count));
         }
@@ -151,7 +152,7 @@ impl NamespaceTotals {
         }
         for ((sum, last), total) in sums.totals.iter_mut().zip(&mut known.totals).zip(totals) {
             // Totals in the status never decrease, unless they are edited.
-            *sum = sum.saturating_add((total - *last).max(0));
+            *sum = sum.saturating_add(total.saturating_sub(*last).max(0));
             *last = total.max(*last);
         }
         known.state = status
@@ -167,6 +168,8 @@ impl NamespaceTotals {
     /// report to that one and this report is lost. After a lower count nothing is added either, and counting goes on from there:
     /// the gateway has lost its storage, or the report arrives late, and then nearly all of it would be added again.
     pub fn refused_reported(&self, (agent, uid): (&NamespacedName, &str), refused: i64) {
+        // The number is what a pod says: no gateway counts below 0.
+        let refused = refused.max(0);
         let mut table = self.lock();
         let SumTable { agents, namespaces, .. } = &mut *table;
         let seen = agents.get_mut(agent).filter(|seen| seen.uid == uid);

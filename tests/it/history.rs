@@ -10,7 +10,7 @@ use agentloop::controller::history::{HistorySettings, delete_old_rows};
 use agentloop::controller::runtime::WallClock;
 use agentloop::history::HistoryStore;
 use agentloop::link::client::LinkError;
-use agentloop::link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch};
+use agentloop::link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_EXECUTION_STEPS};
 use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
 use agentloop::telemetry::metrics::Metrics;
 use jiff::{SignedDuration, Timestamp};
@@ -291,6 +291,22 @@ async fn a_pod_writes_rows_of_its_own_agent_and_of_no_other() {
     );
     all.insert(0, "uid-of-earlier-y|a|y|3");
     assert_eq!(postgres.rows(rows).await, all);
+}
+
+#[tokio::test]
+async fn an_execution_has_no_more_steps_than_one_can_have() {
+    let postgres = Postgres::start();
+    let harness = EventsHarness::with_history(Some(store(&postgres))).await;
+    let client = harness.link_client();
+    let of = |total_steps| {
+        let row = row(1, 1, Timestamp::now());
+        batch(vec![ExecutionRow { total_steps, ..row }])
+    };
+    for wrong in [-1, MAX_EXECUTION_STEPS + 1, i64::MAX] {
+        let (code, message) = refused(client.history(&of(wrong)).await);
+        assert_eq!(code, RefusalCode::Malformed, "{wrong}: {message}");
+    }
+    assert_eq!(client.history(&of(MAX_EXECUTION_STEPS)).await.unwrap().stored, 1);
 }
 
 #[tokio::test]

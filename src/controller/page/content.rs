@@ -5,10 +5,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kube::ResourceExt;
+
 use super::PageSources;
 use super::rights::{MAX_QUESTIONS, ViewRights, ViewedObjects, ViewedResource, rights};
 use super::session::PageSession;
-use super::turns::{MAX_WITH_TURNS, TurnFollower};
+use super::turns::{MAX_FOLLOWED, MAX_WITH_TURNS, TurnFollower};
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::controller::agent::AgentsView;
 use crate::link::events::ClientRefusal;
@@ -50,7 +52,7 @@ pub(super) async fn view(
     found.retain(|agent| rights.include(ViewedResource::Agents, agent));
     notes.extend(more(found.len(), MAX_AGENTS, "Agents"));
     let shown: BTreeSet<_> = found.into_iter().take(MAX_AGENTS).collect();
-    let rows = agent_views(sources, agents, turns, (&shown, &rights));
+    let (rows, unfollowed) = agent_views(sources, agents, turns, (&shown, &rights));
     let without = rows
         .iter()
         .filter(|view| !rights.include(ViewedResource::Events, &key(view)))
@@ -68,6 +70,12 @@ pub(super) async fn view(
     if rows.len() - without > MAX_WITH_TURNS {
         notes.push(format!(
             "Turns of more than {MAX_WITH_TURNS} Agents: choose a namespace."
+        ));
+    }
+    if unfollowed > 0 {
+        notes.push(format!(
+            "Turns of {unfollowed} Agents: the pages of all users show those of {MAX_FOLLOWED} other Agents, which is the limit. \
+             They appear once there is room."
         ));
     }
     // Shown in any case, so that neither note reveals how much the user may not see.
@@ -129,30 +137,33 @@ fn more(count: usize, most: usize, what: &str) -> Option<String> {
     (count > most).then(|| format!("{} more {what}: choose a namespace.", count - most))
 }
 
-/// The rows of these Agents, and the turns of the first of them that the user may see.
+/// The rows of these Agents, and the turns of the first of them that the user may see. Also the number of these that
+/// cannot be followed now.
 fn agent_views(
     sources: &PageSources,
     agents: &AgentsView,
     turns: &TurnFollower,
     (shown, rights): (&BTreeSet<NamespacedName>, &ViewRights),
-) -> Vec<AgentView> {
+) -> (Vec<AgentView>, usize) {
     let mut views = Vec::with_capacity(shown.len());
     agents.for_each(|agent: &Agent| {
         let key = NamespacedName::of(agent);
         if shown.contains(&key) {
             let report = sources.loops.newest_report(&key);
             let row = row(agent, report.as_ref(), StatusOrigin::Present);
-            views.push(AgentView::new(agent, row, report.as_ref(), None));
+            let view = AgentView::new(agent, row, report.as_ref(), None);
+            views.push((view, agent.uid().unwrap_or_default()));
         }
     });
-    views.sort_by_key(key);
-    let mut with_turns = 0;
-    for view in &mut views {
-        let key = key(view);
-        if with_turns < MAX_WITH_TURNS && rights.include(ViewedResource::Events, &key) {
-            view.history = turns.history(&key);
-            with_turns += 1;
-        }
+    views.sort_by_key(|(view, _)| key(view));
+    let followed = views
+        .iter_mut()
+        .filter(|(view, _)| rights.include(ViewedResource::Events, &key(view)))
+        .take(MAX_WITH_TURNS);
+    let mut unfollowed = 0;
+    for (view, uid) in followed {
+        view.history = turns.history(&key(view), uid);
+        unfollowed += usize::from(view.history.is_none());
     }
-    views
+    (views.into_iter().map(|(view, _)| view).collect(), unfollowed)
 }

@@ -1,6 +1,7 @@
 //! Tests of the sessions with pods.
 
 use super::*;
+use crate::link::messages::BudgetReport;
 
 #[test]
 fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expected() {
@@ -20,6 +21,48 @@ fn a_pod_belongs_to_the_agent_that_it_was_created_for_until_another_pod_is_expec
     assert_eq!(owner_of(&pod("p1", 1)), Err(RefusalCode::Fenced));
     assert_eq!(owner_of(&pod("p2", 1)).as_deref(), Ok("second"));
     assert_eq!(sessions.last_contact(&agent, "p2"), Some(now));
+}
+
+#[test]
+fn lost_leases_are_counted_once_per_pod_up_to_a_bound_and_not_backwards() {
+    let (sessions, _changed) = PodSessions::new();
+    let agent = NamespacedName::new("team-a", "x");
+    let pod = |epoch| LivePod {
+        uid: format!("p{epoch}"),
+        epoch,
+    };
+    let report = |epoch, lost_leases| {
+        let budget = BudgetReport {
+            lost_leases,
+            ..BudgetReport::default()
+        };
+        let report = PodReport {
+            budget,
+            ..PodReport::default()
+        };
+        sessions
+            .report(&agent, &pod(epoch), report, Timestamp::UNIX_EPOCH)
+            .unwrap()
+    };
+    let expect = |epoch| {
+        sessions.expect_pod(
+            (&agent, "uid"),
+            pod(epoch),
+            LoopTotals::default(),
+            Directives::default(),
+        );
+    };
+    expect(1);
+    let most = i64::try_from(MAX_LOST_LEASES).unwrap();
+    let counted = [i64::MIN, i64::MAX, 3, 2, 5, most].map(|lost| report(1, lost));
+    assert_eq!(
+        counted,
+        [0, MAX_LOST_LEASES, 0, 0, 0, 0],
+        "one pod reports as much as it likes"
+    );
+    expect(2);
+    let counted = [most, most - 1, 2 * most - 2, 2 * most - 1, 2 * most].map(|lost| report(2, lost));
+    assert_eq!(counted, [0, 0, MAX_LOST_LEASES - 1, 1, 0]);
 }
 
 /// The subscriptions to `agents` Agents of a namespace, as many as each may have.

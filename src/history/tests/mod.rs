@@ -503,6 +503,65 @@ async fn what_is_older_than_the_cutoff_leaves_in_portions_and_nothing_else() {
     assert_eq!(store.store(&WATCHER, &batch(8, 9)).await.unwrap().ack, restart(0));
 }
 
+#[tokio::test]
+async fn numbers_that_a_worker_chooses_hold_up_no_deletion() {
+    let postgres = Postgres::start();
+    let store = store(&postgres);
+    let cutoff = at("2026-11-22T00:00:00Z");
+    let old = |number, total_steps| ExecutionRow {
+        total_steps,
+        ..execution(number, cutoff - SignedDuration::from_hours(1))
+    };
+    let mut hostile = batch(0, 4);
+    hostile.executions = vec![old(1, i64::MAX), old(2, i64::MAX), old(3, i64::MIN)];
+    hostile.audit.clear();
+    store.store(&WATCHER, &hostile).await.unwrap();
+    let deleted = |executions, steps| RowCounts {
+        executions,
+        steps,
+        audit: 0,
+    };
+    assert_eq!(store.delete_before(cutoff, 3).await.unwrap(), deleted(3, 1));
+    // As many steps as one deletion has for an execution, and one less.
+    for (after, steps, expected) in [
+        (4, 20, vec![deleted(0, 20), deleted(1, 0)]),
+        (5, 19, vec![deleted(1, 19)]),
+    ] {
+        let mut many = batch(after, after + 1);
+        many.executions = vec![old(1, 1)];
+        many.steps = (0..steps).map(|number| step(number, 1)).collect();
+        many.audit.clear();
+        store.store(&WATCHER, &many).await.unwrap();
+        for deleted in expected {
+            assert_eq!(store.delete_before(cutoff, 1).await.unwrap(), deleted, "{steps} steps");
+        }
+        assert_eq!(store.delete_before(cutoff, 1).await.unwrap(), RowCounts::default());
+    }
+}
+
+#[tokio::test]
+async fn texts_and_times_that_the_database_does_not_have_are_refused_to_their_sender_only() {
+    let postgres = Postgres::start();
+    let store = store(&postgres);
+    let mut early = batch(0, 4);
+    early.executions[0].started_at = Timestamp::MIN;
+    let mut earlier_line = batch(0, 4);
+    earlier_line.audit[0].at = Timestamp::MIN;
+    let writer = HistoryBatch {
+        writer: "a\0b".into(),
+        ..batch(0, 4)
+    };
+    for refused in [early, earlier_line, writer] {
+        let error = store.store(&WATCHER, &refused).await.unwrap_err();
+        assert!(matches!(&error, HistoryError::Rejected(_)), "{error}");
+        assert_eq!(store.store(&OTHER, &batch(0, 4)).await.unwrap().ack, stored(4));
+    }
+    let mut late = batch(0, 4);
+    late.executions[0].completed_at = Some(Timestamp::MAX);
+    late.steps[0].timestamp = Timestamp::MAX;
+    assert_eq!(store.store(&WATCHER, &late).await.unwrap().ack, stored(4));
+}
+
 /// A figure, not a test: `cargo test -p agentloop-history --release rows_per_second -- --ignored --nocapture`.
 #[tokio::test]
 #[ignore = "a figure"]

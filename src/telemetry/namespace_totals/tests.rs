@@ -149,6 +149,32 @@ fn a_lower_count_of_refused_calls_adds_nothing_and_is_where_counting_goes_on() {
 }
 
 #[test]
+fn refused_calls_of_an_agent_that_was_recreated_while_the_watch_was_interrupted_are_counted_once() {
+    let harness = TotalsHarness::new();
+    harness.seen("x", "1", 5);
+    harness.refuse("x", "1", 0);
+    assert_eq!(harness.refuse("x", "1", 7), "7");
+    harness.seen("x", "2", 1);
+    assert_eq!(harness.turns(), "6");
+    assert_eq!(harness.refuse("x", "1", 7), "7", "a late report of the earlier one");
+    assert_eq!(harness.refuse("x", "2", 0), "7");
+    assert_eq!(harness.refuse("x", "2", 2), "9");
+}
+
+#[test]
+fn numbers_that_no_gateway_has_decrease_no_sum() {
+    let harness = TotalsHarness::new();
+    harness.seen("x", "1", 5);
+    harness.refuse("x", "1", 0);
+    assert_eq!(harness.refuse("x", "1", 4), "4");
+    for wrong in [-1, i64::MIN] {
+        assert_eq!(harness.refuse("x", "1", wrong), "4");
+        harness.seen("x", "1", wrong);
+        assert_eq!(harness.turns(), "5");
+    }
+}
+
+#[test]
 fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
     let harness = TotalsHarness::default();
     harness.totals.agent_seen(&an_agent("x", "1", &json!({})));

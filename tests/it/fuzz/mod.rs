@@ -1,4 +1,4 @@
-//! Garbage that was nearly right: what comes from a model's server, from the controller and from the disk, changed a
+//! Garbage that was nearly right: what comes from a model's server, from the controller, from pods and from the disk, changed a
 //! little. Whatever it contains, the result is a value or an error with a message: no panic, no hang, and no secret in the error.
 //!
 //! `AGENTLOOP_FUZZ_ROUNDS` (default 2,000) says how often; each round is a seed, named when it fails.
@@ -9,6 +9,7 @@ mod answers;
 mod directives;
 mod journal;
 mod mutation;
+mod pods;
 
 use crate::support::random::Random;
 

@@ -1,9 +1,11 @@
 //! How a right text becomes a nearly right one.
 
+use serde_json::{Map, Value, json};
+
 use crate::support::random::Random;
 
 /// Pieces that parsers trip over.
-const PIECES: [&str; 18] = [
+const PIECES: [&str; 20] = [
     "\"",
     "{",
     "}",
@@ -13,6 +15,8 @@ const PIECES: [&str; 18] = [
     ",",
     "\\",
     "\\u0000",
+    "\\n",
+    "\\r",
     "null",
     "-1",
     "1e999",
@@ -54,5 +58,66 @@ fn change(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
             let piece = PIECES[random.index(PIECES.len())].as_bytes();
             bytes.splice(at..end, piece.iter().copied());
         }
+    }
+}
+
+/// Texts that are something else where they are written: lines, frames, headers, times out of range, many bytes of few
+/// characters.
+const TEXTS: [&str; 14] = [
+    "",
+    "x\ny",
+    "x\ry",
+    "\0",
+    "end",
+    "start",
+    "text",
+    ":",
+    "tool:\u{e9}",
+    "\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}\u{1f600}",
+    "-009999-01-02T01:59:59Z",
+    "9999-12-30T22:00:00.9Z",
+    "1970-01-01T00:00:00Z",
+    "<script>\u{202e}\u{1b}[2J",
+];
+/// The ends of ranges.
+const NUMBERS: [i64; 10] = [
+    0,
+    -1,
+    1,
+    i64::MAX,
+    i64::MAX - 1,
+    i64::MIN,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 53,
+];
+
+/// `sample`, which stays JSON of the same form, with one to four values that nobody sends.
+pub fn bent(random: &mut Random, sample: &Value) -> Value {
+    let mut bent = sample.clone();
+    for _ in 0..random.range(1, 5) {
+        let mut leaves = Vec::new();
+        collect(&mut bent, &mut leaves);
+        let chosen = random.index(leaves.len());
+        let leaf = leaves.swap_remove(chosen);
+        *leaf = match leaf {
+            Value::String(_) => TEXTS[random.index(TEXTS.len())].into(),
+            Value::Number(_) if random.index(NUMBERS.len() + 1) == 0 => json!(u64::MAX),
+            Value::Number(_) => NUMBERS[random.index(NUMBERS.len())].into(),
+            Value::Bool(is_so) => (!*is_so).into(),
+            Value::Null | Value::Array(_) | Value::Object(_) => Value::Null,
+        };
+    }
+    bent
+}
+
+fn collect<'a>(value: &'a mut Value, leaves: &mut Vec<&'a mut Value>) {
+    let is_leaf = value.as_array().is_none_or(Vec::is_empty) && value.as_object().is_none_or(Map::is_empty);
+    match value {
+        leaf if is_leaf => leaves.push(leaf),
+        Value::Array(items) => items.iter_mut().for_each(|item| collect(item, leaves)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| collect(field, leaves)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
