@@ -85,6 +85,10 @@ fn base_url(url: &str) -> Value {
 fn model(change: &Value) -> Value {
     with(openai(), &json!({"spec": {"model": change}}))
 }
+/// TLS settings of a model or a tool server.
+pub(super) fn authority() -> Value {
+    json!({"caSecretRef": {"name": "roots"}})
+}
 fn named(name: &str) -> Value {
     with(scripted(), &json!({"metadata": {"name": name}}))
 }
@@ -394,6 +398,18 @@ fn models() -> Vec<Row> {
             vec![
                 model(&json!({"timeoutSeconds": 59})),
                 model(&json!({"streamIdleTimeoutSeconds": 301})),
+            ],
+        ),
+        row(
+            "spec.model.tls requires a baseURL that starts with https://",
+            vec![
+                model(&json!({"baseURL": "https://m/v1", "tls": authority()})),
+                model(&json!({"baseURL": "https://m/v1"})),
+                model(&json!({"baseURL": "http://m/v1"})),
+            ],
+            vec![
+                model(&json!({"baseURL": "http://m/v1", "tls": authority()})),
+                with(scripted(), &json!({"spec": {"model": {"tls": authority()}}})),
             ],
         ),
         row(

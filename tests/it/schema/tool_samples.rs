@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::samples::{Row, row, scripted, with};
+use super::samples::{Row, authority, row, scripted, with};
 
 fn tools(tools: &Value) -> Value {
     with(scripted(), &json!({"spec": {"tools": tools}}))
@@ -116,6 +116,17 @@ fn of_containers() -> Vec<Row> {
             vec![server(
                 &json!({"container": {"image": "i", "port": 80}, "headersSecretRef": {"name": "s"}}),
             )],
+        ),
+        row(
+            "spec.tools.servers[].tls requires a url that starts with https://",
+            vec![
+                server(&json!({"url": "https://a/mcp", "tls": authority()})),
+                server(&json!({"url": "http://a/mcp"})),
+            ],
+            vec![
+                server(&json!({"url": "http://a/mcp", "tls": authority()})),
+                server(&json!({"container": {"image": "i", "port": 80}, "tls": authority()})),
+            ],
         ),
         row(
             "spec.tools.servers[].name must not be toolbox",
