@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
     use crate::api::Agent;
-    use crate::controller::agent::context::ReconcilerSettings;
+    use crate::controller::agent::decide_tests::settings;
 
     fn agent(tls: &Value) -> Agent {
         let model = json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://m/v1", "tls": tls});
@@ -86,7 +86,7 @@ mod tests {
     }
 
     fn pod(tls: &Value) -> Value {
-        let pod = manifest::pod(&agent(tls), 1, &ReconcilerSettings::default());
+        let pod = manifest::pod(&agent(tls), 1, &settings());
         serde_json::to_value(pod).unwrap()["spec"].clone()
     }
 

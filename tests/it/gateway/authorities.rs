@@ -1,27 +1,33 @@
 //! Servers behind a private certificate authority: `tls.caSecretRef` of models and tool servers.
 
+use std::time::Duration;
+
 use agentloop::api::failure::FailureKind;
 use agentloop::link::socket::{CALL_HEADER, MCP_FAILURE_HEADER, NOT_SENT, PURPOSE_HEADER};
 use axum::Router;
+use axum::extract::Request;
 use axum::http::header::CONTENT_TYPE;
+use axum::middleware::map_request;
 use axum::routing::post;
 use axum_server::tls_rustls::RustlsConfig;
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::controller::certificates;
 use super::harness::{GatewayHarness, PROMPT, failure, url, whole};
 use super::provider::ANSWER;
 
 /// A model server and tool server with a certificate of an authority of its own.
-struct PrivateServer {
-    base: String,
-    ca: String,
+pub struct PrivateServer {
+    pub base: String,
+    pub ca: String,
+    asked: watch::Receiver<usize>,
 }
 
 impl PrivateServer {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (ca, certificate, key) = certificates();
         let tls = RustlsConfig::from_pem(certificate.into_bytes(), key.into_bytes())
@@ -30,13 +36,26 @@ impl PrivateServer {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let base = format!("https://{}", listener.local_addr().unwrap());
+        let (asks, asked) = watch::channel(0);
         let json = |body: &'static str| post(move || async move { ([(CONTENT_TYPE, "application/json")], body) });
         let app = Router::new()
             .route("/v1/chat/completions", json(ANSWER))
-            .route("/mcp", json("{}"));
+            .route("/mcp", json("{}"))
+            .layer(map_request(move |request: Request| {
+                asks.send_modify(|count| *count += 1);
+                async { request }
+            }));
         let server = axum_server::from_tcp_rustls(listener, tls).unwrap();
         tokio::spawn(async move { server.serve(app.into_make_service()).await.unwrap() });
-        Self { base, ca }
+        Self { base, ca, asked }
+    }
+
+    /// Waits for this many requests.
+    pub async fn until_asked(&self, times: usize) {
+        let mut asked = self.asked.clone();
+        let wait = asked.wait_for(|count| *count >= times);
+        let waited = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        waited.expect("no request").unwrap();
     }
 }
 
