@@ -38,6 +38,7 @@ fn environment(sources: &Value) -> Value {
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = of_containers();
     rows.push(of_conditions());
+    rows.push(of_tls());
     rows
 }
 
@@ -53,6 +54,20 @@ fn of_conditions() -> Row {
         vec![server(&rules(
             json!({"approval": "Always", "approvalCondition": "true"}),
         ))],
+    )
+}
+
+fn of_tls() -> Row {
+    row(
+        "spec.tools.servers[].tls requires a url that starts with https://",
+        vec![
+            server(&json!({"url": "https://a/mcp", "tls": authority()})),
+            server(&json!({"url": "http://a/mcp"})),
+        ],
+        vec![
+            server(&json!({"url": "http://a/mcp", "tls": authority()})),
+            server(&json!({"container": {"image": "i", "port": 80}, "tls": authority()})),
+        ],
     )
 }
 
@@ -116,17 +131,6 @@ fn of_containers() -> Vec<Row> {
             vec![server(
                 &json!({"container": {"image": "i", "port": 80}, "headersSecretRef": {"name": "s"}}),
             )],
-        ),
-        row(
-            "spec.tools.servers[].tls requires a url that starts with https://",
-            vec![
-                server(&json!({"url": "https://a/mcp", "tls": authority()})),
-                server(&json!({"url": "http://a/mcp"})),
-            ],
-            vec![
-                server(&json!({"url": "http://a/mcp", "tls": authority()})),
-                server(&json!({"container": {"image": "i", "port": 80}, "tls": authority()})),
-            ],
         ),
         row(
             "spec.tools.servers[].name must not be toolbox",
