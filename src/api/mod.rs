@@ -32,6 +32,7 @@ mod rate_limit;
 pub mod reference;
 mod report_line;
 pub mod sensor;
+pub mod server_tls;
 mod skill;
 pub mod source;
 pub mod status;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::agent::{KeyRef, TextSource};
 use super::extra;
 use super::price::ModelPrice;
+use super::server_tls::ServerTls;
 
 /// Wire format, independent of the vendor.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +250,9 @@ impl Default for ImageInput {
     validation = Rule::new("!has(self.structuredOutput) || self.structuredOutput != 'Always' || self.toolCalling == 'Native'").message(
         "spec.model.structuredOutput Always is not supported with toolCalling Structured, whose requests with tools carry a schema of their own: set WithoutTools"
     ),
+    validation = Rule::new("!has(self.tls) || has(self.baseURL) && self.baseURL.startsWith('https://')").message(
+        "spec.model.tls requires a baseURL that starts with https://"
+    ),
     validation = Rule::new("self.streamIdleTimeoutSeconds <= self.timeoutSeconds").message(
         "spec.model.streamIdleTimeoutSeconds (default 60) must not exceed spec.model.timeoutSeconds (default 300): lower the first or raise the second"
     )
@@ -289,6 +293,9 @@ pub struct ModelSpec {
     /// `AnthropicMessages`. Absent: no such header is sent, as for local servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_secret_ref: Option<KeyRef>,
+    /// TLS settings of the server. Allowed only if `baseURL` starts with https://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ServerTls>,
     /// Headers added to each request, at most 16. Headers that carry a key or that the gateway writes are rejected. Do
     /// not put secrets here: everyone who may read the Agent can read them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{DNS_LABEL, DNS_SUBDOMAIN};
+use super::server_tls::ServerTls;
 use super::toolbox::{BuiltinTools, DEFAULT_MCP_PATH, SHELL_TOOL, TOOLBOX, ToolContainer, ToolboxSpec};
 
 /// A tool's name, as servers choose it.
@@ -250,6 +251,9 @@ impl Default for ToolsSpec {
     ),
     validation = Rule::new("!has(self.container) || !has(self.headersSecretRef)").message(
         "spec.tools.servers[].headersSecretRef is for servers with a url: name the Secret in container.envFrom"
+    ),
+    validation = Rule::new("!has(self.tls) || has(self.url) && self.url.startsWith('https://')").message(
+        "spec.tools.servers[].tls requires a url that starts with https://"
     )
 )]
 pub struct ToolServer {
@@ -288,6 +292,9 @@ pub struct ToolServer {
     /// the server receives them; the model and the loop never see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// TLS settings of the server. Allowed only if `url` starts with https://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ServerTls>,
     /// Name of the grant that calls of this server's tools require: lower-case letters, digits and '-', at most 63. It must
     /// be in `spec.tools.grants`; otherwise each call is denied. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,7 @@ use crate::gateway::{self, GatewayOptions, ServerDirs};
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE, LINK_TOKEN_FILE, PodConfig,
-    RECORD_DIR, SCRIPT_FILE, SOCKET_PATH, TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR,
+    RECORD_DIR, SCRIPT_FILE, SERVER_CA_DIR, SOCKET_PATH, TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR,
 };
 use crate::telemetry::agent_spans;
 use crate::telemetry::log_export::ProcessLog;
@@ -45,6 +45,10 @@ pub(super) struct GatewayArgs {
     /// Directory of the sockets of tool servers in this pod, one subdirectory per server.
     #[arg(long, env = "AGENTLOOP_TOOL_SOCKETS_DIR", default_value = TOOL_SOCKETS_DIR)]
     tool_sockets_dir: PathBuf,
+    /// Directory of the mounted certificates that are trusted for single servers, one subdirectory per server; read for
+    /// each request.
+    #[arg(long, env = "AGENTLOOP_SERVER_CA_DIR", default_value = SERVER_CA_DIR)]
+    server_ca_dir: PathBuf,
     /// Projected token for the controller; read for each request.
     #[arg(long, env = "AGENTLOOP_LINK_TOKEN_FILE", default_value = LINK_TOKEN_FILE)]
     link_token_file: PathBuf,
@@ -65,9 +69,10 @@ impl GatewayArgs {
             api_key_file: self.api_key_file,
             light_script_file: self.light_script_file,
             light_api_key_file: self.light_api_key_file,
-            tool_dirs: ServerDirs {
+            server_dirs: ServerDirs {
                 headers: self.tool_headers_dir,
                 sockets: self.tool_sockets_dir,
+                ca: self.server_ca_dir,
             },
             link_token_file: self.link_token_file,
             link_ca_file: self.link_ca_file,

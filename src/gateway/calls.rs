@@ -459,6 +459,7 @@ mod tests {
             agent_uid: "uid",
             model: &model,
             key_file: &path("key"),
+            ca_dir: &path("ca"),
             script_file: &path("script"),
             policy: &Arc::new(AddressPolicy::of_agents(vec![], vec![], true)),
         });

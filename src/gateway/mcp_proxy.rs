@@ -6,20 +6,21 @@
 //! only in it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use reqwest::{Client, Url};
+use reqwest::Url;
 use serde::Deserialize;
 
 use super::headers_secret::HeadersSecret;
-use super::http;
+use super::http::{self, MountedRoots, ServerClient};
 use super::link_state::{LinkRefusal, LinkState};
 use super::redaction::SecretRedactor;
+use crate::api::server_tls::tool_server_ca;
 use crate::api::toolbox::DEFAULT_MCP_PATH;
 use crate::api::tools::{ServerEndpoint, ToolServer};
 use crate::link::pod::TOOL_SOCKET_FILE;
@@ -31,13 +32,15 @@ use crate::support::clock::ClockReading;
 const PROTOCOL_PREFIX: &str = "mcp-";
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Directories with one directory per server.
+/// Directories with files of servers, one directory per server.
 #[derive(Clone, Debug)]
 pub struct ServerDirs {
     /// Headers from Secrets.
     pub headers: PathBuf,
     /// Sockets of containers of the pod.
     pub sockets: PathBuf,
+    /// Certificates of `tls.caSecretRef`, of models too.
+    pub ca: PathBuf,
 }
 
 /// The [`ToolServer`]s of one Agent.
@@ -52,7 +55,9 @@ struct ProxiedServer {
     /// The field of the spec, for messages.
     field: String,
     /// The client and URL to use, or why there is none.
-    target: Result<(Client, Url), String>,
+    target: Result<(ServerClient, Url), String>,
+    /// For messages: the path of the server's other fields.
+    path: String,
     headers: Option<HeadersSecret>,
 }
 
@@ -143,13 +148,18 @@ impl ProxiedServer {
             ServerEndpoint::Bridge | ServerEndpoint::Port(..) => format!("spec.tools.servers[{name}].container"),
             ServerEndpoint::Url(_) => format!("spec.tools.servers[{name}].url"),
         };
-        let target =
-            target(server, &dirs.sockets, policy).map_err(|error| format!("cannot connect to {field}: {error}"));
+        let path = format!("spec.tools.servers[{name}]");
+        let target = target(server, &path, dirs, policy).map_err(|error| format!("cannot connect to {field}: {error}"));
         let headers = server.headers_secret_ref.as_ref().map(|_| HeadersSecret {
             dir: dirs.headers.join(name),
-            field: format!("spec.tools.servers[{name}].headersSecretRef"),
+            field: format!("{path}.headersSecretRef"),
         });
-        Self { field, target, headers }
+        Self {
+            field,
+            target,
+            path,
+            headers,
+        }
     }
 
     async fn forward(
@@ -171,6 +181,10 @@ impl ProxiedServer {
             Ok(secret) => secret,
             Err(message) => return not_sent(StatusCode::BAD_GATEWAY, message),
         };
+        let client = match client.get() {
+            Ok(client) => client,
+            Err(error) => return not_sent(StatusCode::BAD_GATEWAY, self.unreachable(&error)),
+        };
         let sending = client
             .request(method, url.clone())
             .headers(passed(headers, &[ACCEPT, CONTENT_TYPE, LAST_EVENT_ID]))
@@ -190,32 +204,45 @@ impl ProxiedServer {
             Err(error) => {
                 let cause = http::cause(&error);
                 if error.is_connect() {
-                    let message = format!("the server at {} cannot be reached: {cause}", self.field);
-                    return not_sent(StatusCode::BAD_GATEWAY, message);
+                    return not_sent(StatusCode::BAD_GATEWAY, self.unreachable(&cause));
                 }
                 let message = format!("the server at {} closed the connection: {cause}", self.field);
                 failed(StatusCode::BAD_GATEWAY, NO_ANSWER, message)
             }
         }
     }
+
+    fn unreachable(&self, cause: &str) -> String {
+        let advice = http::tls_advice(cause, &self.path);
+        format!("the server at {} cannot be reached: {cause}{advice}", self.field)
+    }
 }
 
 /// The client and the URL of a server. The address policy is for URLs: it closes loopback, where other containers listen.
-fn target(server: &ToolServer, sockets: &Path, policy: &Arc<AddressPolicy>) -> Result<(Client, Url), String> {
+fn target(
+    server: &ToolServer,
+    path: &str,
+    dirs: &ServerDirs,
+    policy: &Arc<AddressPolicy>,
+) -> Result<(ServerClient, Url), String> {
     let parse = |url: &str| Url::parse(url).map_err(|error| format!("the URL is not valid: {error}"));
     Ok(match server.endpoint() {
         ServerEndpoint::Url(url) => {
             let url = parse(url)?;
-            (http::client(&url, policy)?, url)
+            let roots = server.tls.as_ref().map(|_| {
+                let dir = dirs.ca.join(tool_server_ca(&server.name));
+                MountedRoots::new(&dir, path)
+            });
+            (ServerClient::new(&url, policy, roots)?, url)
         }
         ServerEndpoint::Port(port, path) => (
-            http::pod_client(None)?,
+            http::pod_client(None)?.into(),
             parse(&format!("http://127.0.0.1:{port}{path}"))?,
         ),
         ServerEndpoint::Toolbox | ServerEndpoint::Bridge => {
-            let socket = sockets.join(&server.name).join(TOOL_SOCKET_FILE);
+            let socket = dirs.sockets.join(&server.name).join(TOOL_SOCKET_FILE);
             let url = format!("http://{}{DEFAULT_MCP_PATH}", server.name);
-            (http::pod_client(Some(socket))?, parse(&url)?)
+            (http::pod_client(Some(socket))?.into(), parse(&url)?)
         }
     })
 }

@@ -50,6 +50,7 @@ use self::store::{CallStore, ModelNames};
 use self::uplink::{ExportedTelemetry, GatewayUplink};
 use self::upstream::{ModelUpstream, ModelUpstreams, UpstreamConfig};
 use crate::api::AgentSpec;
+use crate::api::server_tls::{LIGHT_MODEL_CA, MODEL_CA};
 use crate::link::client::LinkClient;
 use crate::link::messages::PricedModel;
 use crate::link::pod::{AgentEgress, PodConfig, PrivateAddresses};
@@ -80,8 +81,8 @@ pub struct GatewayOptions {
     pub api_key_file: PathBuf,
     pub light_script_file: PathBuf,
     pub light_api_key_file: PathBuf,
-    /// Headers and sockets of tool servers.
-    pub tool_dirs: ServerDirs,
+    /// Headers, sockets and trusted certificates of servers.
+    pub server_dirs: ServerDirs,
     pub link_token_file: PathBuf,
     pub link_ca_file: PathBuf,
     /// Time without contact after which no new call is made.
@@ -169,7 +170,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     let mcp = mcp_proxy(&options, &contact, &policy);
     let responses = Arc::new(ResponseSender::new(
         &options.config,
-        &options.tool_dirs.headers,
+        &options.server_dirs.headers,
         &policy,
     ));
     let router = server::router(GatewayState {
@@ -210,7 +211,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
 fn mcp_proxy(options: &GatewayOptions, contact: &Arc<LinkState>, policy: &Arc<AddressPolicy>) -> McpProxy {
     McpProxy::new(
         &options.config.spec.tools.all_servers(),
-        &options.tool_dirs,
+        &options.server_dirs,
         vec![options.api_key_file.clone(), options.light_api_key_file.clone()],
         Arc::clone(contact),
         policy,
@@ -264,12 +265,14 @@ fn address_policy(egress: &AgentEgress) -> Result<Arc<AddressPolicy>, CidrError>
 fn upstreams(options: &GatewayOptions, policy: &Arc<AddressPolicy>) -> ModelUpstreams {
     let spec = &options.config.spec;
     let agent_uid = &options.config.uid;
+    let ca_dir = &options.server_dirs.ca;
     let light = |model| {
         ModelUpstream::new(&UpstreamConfig {
             field: ModelField::Light,
             agent_uid,
             model,
             key_file: &options.light_api_key_file,
+            ca_dir: &ca_dir.join(LIGHT_MODEL_CA),
             script_file: &options.light_script_file,
             policy,
         })
@@ -280,6 +283,7 @@ fn upstreams(options: &GatewayOptions, policy: &Arc<AddressPolicy>) -> ModelUpst
             agent_uid,
             model: &spec.model,
             key_file: &options.api_key_file,
+            ca_dir: &ca_dir.join(MODEL_CA),
             script_file: &options.script_file,
             policy,
         }),

@@ -15,8 +15,8 @@ use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
     API_KEY_FILE, CONFIG_ENV, INSTRUCTIONS_FILE, JOURNAL_DIR, LIGHT_API_KEY_FILE, LIGHT_SCRIPT_FILE, LINK_CA_FILE,
     LINK_TOKEN_FILE, OUTBOX_DIR, PodConfig, RECORD_DIR, SCRIPT_FILE, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR,
-    SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SENSOR_SERVICE_ACCOUNT, SKILLS_DIR, SOCKET_PATH, SensorPodConfig,
-    TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR, WORKSPACE_DIR,
+    SENSOR_HEADERS_DIR, SENSOR_KEY_FILE, SENSOR_SERVICE_ACCOUNT, SERVER_CA_DIR, SKILLS_DIR, SOCKET_PATH,
+    SensorPodConfig, TOOL_HEADERS_DIR, TOOL_SOCKETS_DIR, WORKSPACE_DIR,
 };
 use crate::link::server::PodKind;
 use crate::telemetry::agent_spans;
@@ -99,9 +99,10 @@ fn agent(pod: &Pod, uid: &str, volumes: &PodVolumes) -> Result<AgentRoles, PodEr
             light_script_file: in_gateway(LIGHT_SCRIPT_FILE),
             light_api_key_file: in_gateway(LIGHT_API_KEY_FILE),
             // No container of a tool runs here: an Agent that has some is refused before.
-            tool_dirs: gateway::ServerDirs {
+            server_dirs: gateway::ServerDirs {
                 headers: tool_headers(gateway, volumes),
                 sockets: TOOL_SOCKETS_DIR.into(),
+                ca: in_gateway(SERVER_CA_DIR),
             },
             link_token_file: in_gateway(LINK_TOKEN_FILE),
             link_ca_file: in_gateway(LINK_CA_FILE),

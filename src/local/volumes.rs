@@ -125,6 +125,9 @@ impl VolumeMaker<'_> {
             if let Some(source) = &source.config_map {
                 self.files(&folder, CONFIG_MAPS, &source.name, source.items.as_deref())?;
             }
+            if let Some(source) = &source.secret {
+                self.files(&folder, SECRETS, &source.name, source.items.as_deref())?;
+            }
         }
         Ok(folder)
     }
@@ -154,7 +157,10 @@ impl VolumeMaker<'_> {
             } else {
                 value.as_str().unwrap_or_default().as_bytes().to_vec()
             };
-            write(&folder.join(path), &bytes)?;
+            let file = folder.join(path);
+            // The path of an item may have directories.
+            make_folder(file.parent().unwrap_or(folder))?;
+            write(&file, &bytes)?;
         }
         Ok(())
     }

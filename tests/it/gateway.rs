@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod anthropic;
+pub mod authorities;
 mod budgets;
 pub mod controller;
 mod costs;

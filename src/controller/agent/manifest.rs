@@ -16,6 +16,7 @@ use kube::{Resource, ResourceExt};
 
 use super::context::ReconcilerSettings;
 use super::objects;
+use super::server_authorities;
 use super::tool_containers;
 use crate::api::agent::{HeadersSecretRef, KeyRef, PodSettings, RESPONSES_SECRET, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
@@ -156,6 +157,7 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
         let directory = format!("{TOOL_HEADERS_DIR}/{dir}");
         mounts.push(mount(&header_volume(dir), &directory, true));
     }
+    mounts.extend(server_authorities::gateway_mount(&agent.spec));
     mounts.extend(tool_containers::gateway_mounts(&agent.spec.tools));
     let common = container(agent, epoch, settings, names::GATEWAY, GATEWAY_UID);
     let environment = common.env.into_iter().flatten();
@@ -265,6 +267,7 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
         }),
         ..Volume::default()
     }));
+    volumes.extend(server_authorities::volume(&agent.spec));
     volumes
 }
 
@@ -359,7 +362,7 @@ fn skills_volume(skills: &[SkillSpec]) -> Volume {
     projected("skills", skills.iter().map(source).collect())
 }
 
-fn projected(name: &str, sources: Vec<VolumeProjection>) -> Volume {
+pub(super) fn projected(name: &str, sources: Vec<VolumeProjection>) -> Volume {
     Volume {
         name: name.into(),
         projected: Some(ProjectedVolumeSource {

@@ -39,6 +39,7 @@ mod requests;
 mod scopes;
 #[cfg(test)]
 mod sensor_tests;
+mod server_authorities;
 mod snapshot;
 mod status;
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::claims::{self, ClaimState, VolumeClaim};
 use super::preflight::ReferenceKind;
 use super::reads::NeededReads;
 use super::reconcile::{ReconcileContext, ReconciledAgent};
+use super::server_authorities;
 use super::snapshot::AgentSnapshot;
 use super::text_checks::TextKind;
 use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references};
@@ -107,6 +108,11 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         .into_iter()
         .map(|headers| async move { Ok((headers.dir.to_owned(), keys(ctx, subject, headers.secret).await?)) });
     let headers = futures::future::try_join_all(headers);
+    let authorities = spec.ca_secrets().into_iter().map(|authority| async move {
+        let looked = secret(ctx, subject, &server_authorities::required_key(&authority)).await?;
+        Ok::<_, ReconcileError>((authority.field, looked))
+    });
+    let authorities = futures::future::try_join_all(authorities);
     let environment = environment_references(spec).map(|(field, kind, name)| async move {
         Ok::<_, ReconcileError>((field, exists(ctx, subject, kind, name).await?))
     });
@@ -119,13 +125,14 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         }
         Ok(None)
     };
-    let (model, light, instructions, skills, workspace, headers, environment, texts) = tokio::try_join!(
+    let (model, light, instructions, skills, workspace, headers, authorities, environment, texts) = tokio::try_join!(
         model,
         light,
         instructions,
         skills(ctx, subject),
         workspace(ctx, subject),
         headers,
+        authorities,
         environment,
         texts
     )?;
@@ -136,6 +143,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
         skills,
         workspace,
         headers: headers.into_iter().collect(),
+        authorities: authorities.into_iter().collect(),
         environment: environment.into_iter().collect(),
         texts,
     })

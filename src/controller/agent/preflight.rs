@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::context::ReconcilerSettings;
+use super::server_authorities;
 use super::text_checks::TextKind;
 use super::validate::{AgentReferences, ModelReferences, ReferenceLookup, environment_references, script, validate};
 use crate::api::Agent;
@@ -47,6 +48,10 @@ pub fn find_problem(
         ReferenceLookup::NoKey => ReferenceLookup::NoKey,
         ReferenceLookup::Found(_) => ReferenceLookup::Found(()),
     };
+    let authorities = spec.ca_secrets().into_iter().map(|authority| {
+        let looked = key(&server_authorities::required_key(&authority));
+        (authority.field, looked)
+    });
     let of_model = |model: &ModelSpec| ModelReferences {
         key: model.api_key_secret_ref.as_ref().map(key),
         script: model
@@ -73,6 +78,7 @@ pub fn find_problem(
         // Without a cluster, every claim is assumed to exist.
         workspace: None,
         headers: headers.collect(),
+        authorities: authorities.collect(),
         environment: environment_references(spec)
             .map(|(field, kind, name)| (field, find(kind, name).is_some()))
             .collect(),

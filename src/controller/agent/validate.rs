@@ -11,6 +11,7 @@ use super::claims::WorkspaceProblem;
 use super::context::ReconcilerSettings;
 use super::manifest;
 use super::preflight::ReferenceKind;
+use super::server_authorities;
 use crate::api::agent::{AgentSpec, KeyRef, ModelSpec, SkillSpec};
 use crate::api::condition::{self, ConditionType};
 use crate::api::tools::{MAX_APPROVAL_CONDITIONS, ToolsSpec, is_tool_header};
@@ -54,6 +55,8 @@ pub(super) struct AgentReferences {
     pub(super) workspace: Option<ReferenceLookup<Option<WorkspaceProblem>>>,
     /// `spec.tools.servers[].headersSecretRef`, by server name: only the keys of the Secret, never their values.
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
+    /// `tls.caSecretRef` of models and tool servers, by field; only whether the key exists, never its value.
+    pub(super) authorities: BTreeMap<String, ReferenceLookup<()>>,
     /// Whether the objects of [`environment_references`] exist, by field.
     pub(super) environment: BTreeMap<String, bool>,
     /// The first error of the texts that are long to check, if any: see [`TextKind`](super::text_checks::TextKind).
@@ -185,6 +188,11 @@ pub(super) fn validate(
     for secret in agent.spec.header_secrets() {
         if let Some(looked) = references.headers.get(secret.dir) {
             headers(looked, &secret.field, secret.secret)?;
+        }
+    }
+    for authority in agent.spec.ca_secrets() {
+        if let Some(looked) = references.authorities.get(&authority.field) {
+            server_authorities::check(&authority, looked)?;
         }
     }
     for (field, kind, name) in environment_references(&agent.spec) {

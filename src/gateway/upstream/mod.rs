@@ -134,6 +134,8 @@ pub struct UpstreamConfig<'a> {
     /// The model in that field.
     pub model: &'a ModelSpec,
     pub key_file: &'a Path,
+    /// Directory of the certificates of `tls.caSecretRef`.
+    pub ca_dir: &'a Path,
     pub script_file: &'a Path,
     /// Which addresses may be connected to.
     pub policy: &'a Arc<AddressPolicy>,

@@ -17,7 +17,7 @@ use crate::api::extra::RESERVED_HEADERS;
 use crate::api::failure::{CallFailure, FailureKind};
 use crate::engine::CallId;
 use crate::gateway::failures::{failure_from_error, failure_from_status, is_rejected, is_unprocessed};
-use crate::gateway::http;
+use crate::gateway::http::{self, MountedRoots, ServerClient};
 use crate::gateway::in_flight::{InFlightCall, SendStatus};
 use crate::gateway::model_field::ModelField;
 use crate::gateway::request::{CheckedRequest, RequestRules};
@@ -38,7 +38,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub struct ProviderServer {
     field: ModelField,
     format: WireFormat,
-    client: Client,
+    client: ServerClient,
     url: Url,
     headers: HeaderMap,
     rules: RequestRules,
@@ -49,6 +49,7 @@ pub struct ProviderServer {
 
 pub struct ProviderRequest {
     pub(super) format: WireFormat,
+    client: Client,
     headers: HeaderMap,
     pub(super) checked: CheckedRequest,
 }
@@ -63,8 +64,9 @@ impl ProviderServer {
             .ok_or_else(|| format!("{field}.baseURL is missing; this {field}.api requires it"))?;
         let url = Url::parse(&format!("{}{}", base.trim_end_matches('/'), format.endpoint().path))
             .map_err(|error| format!("{field}.baseURL is not a valid URL: {error}"))?;
-        let client =
-            http::client(&url, caller.policy).map_err(|error| format!("cannot connect to {field}.baseURL: {error}"))?;
+        let roots = model.tls.as_ref().map(|_| MountedRoots::new(caller.ca_dir, field));
+        let client = ServerClient::new(&url, caller.policy, roots)
+            .map_err(|error| format!("cannot connect to {field}.baseURL: {error}"))?;
         Ok(Self {
             field,
             format,
@@ -88,8 +90,13 @@ impl ProviderServer {
         if let Some((name, value)) = self.authorization()? {
             headers.insert(name, value);
         }
+        let client = self.client.get().map_err(|error| {
+            let advice = format!("the model server at {}.baseURL cannot be reached: {error}", self.field);
+            CallFailure::new(FailureKind::Unreachable, advice)
+        })?;
         Ok(ProviderRequest {
             format: self.format,
+            client,
             headers,
             checked,
         })
@@ -116,7 +123,7 @@ impl ProviderServer {
         // Frees one of two copies of a long request while its answer is awaited.
         drop(request.checked);
         flight.note_sent(SendStatus::Yes);
-        let sending = self
+        let sending = request
             .client
             .post(self.url.clone())
             .headers(request.headers)
@@ -252,9 +259,10 @@ impl ProviderServer {
         } else {
             "closed the connection"
         };
+        let advice = http::tls_advice(&cause, field);
         CallFailure::new(
             FailureKind::Unreachable,
-            format!("the model server at {field}.baseURL {what}: {cause}"),
+            format!("the model server at {field}.baseURL {what}: {cause}{advice}"),
         )
     }
 

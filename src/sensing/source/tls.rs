@@ -76,8 +76,14 @@ impl TlsMaterial {
     }
 }
 
+/// The certificates of a PEM text; empty if there is none, or if the text is malformed.
+#[must_use]
+pub fn certificates(pem: &[u8]) -> Vec<Certificate> {
+    Certificate::from_pem_bundle(pem).unwrap_or_default()
+}
+
 fn roots(pem: &[u8]) -> Result<Vec<Certificate>, SourceError> {
-    let found = Certificate::from_pem_bundle(pem).unwrap_or_default();
+    let found = certificates(pem);
     if found.is_empty() {
         return Err(wrong("caSecretRef", "has no PEM certificate in ca.crt"));
     }

@@ -173,7 +173,7 @@ impl Controller {
     }
 }
 
-fn certificates() -> (String, String, String) {
+pub fn certificates() -> (String, String, String) {
     let ca_key = rcgen::KeyPair::generate().unwrap();
     let mut ca = rcgen::CertificateParams::new(vec![]).unwrap();
     ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);

@@ -129,6 +129,7 @@ impl GatewayHarness {
             .env("AGENTLOOP_LIGHT_API_KEY_FILE", self.path("light-key"))
             .env("AGENTLOOP_TOOL_HEADERS_DIR", self.path("tool-headers"))
             .env("AGENTLOOP_TOOL_SOCKETS_DIR", self.path("tool-sockets"))
+            .env("AGENTLOOP_SERVER_CA_DIR", self.path("server-ca"))
             .env("AGENTLOOP_LINK_TOKEN_FILE", self.path("token"))
             .env("AGENTLOOP_LINK_CA_FILE", self.path("ca.crt"))
             .stdin(Stdio::null())
@@ -147,9 +148,10 @@ impl GatewayHarness {
             api_key_file: self.path("key"),
             light_script_file: self.path("light-script"),
             light_api_key_file: self.path("light-key"),
-            tool_dirs: ServerDirs {
+            server_dirs: ServerDirs {
                 headers: self.path("tool-headers"),
                 sockets: self.path("tool-sockets"),
+                ca: self.path("server-ca"),
             },
             link_token_file: self.path("token"),
             link_ca_file: self.path("ca.crt"),

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::gateway::authorities::PrivateServer;
 use crate::gateway::provider::Provider;
 
 use super::process::{CANARY, LocalHarness, agent, script, scripted};
@@ -205,4 +206,25 @@ async fn a_key_from_the_environment_reaches_the_model_server_and_stays_nowhere()
     // The instructions stand there, as the canary in words; the key does not, in base64 neither.
     let text = String::from_utf8_lossy(&[objects, log].concat()).into_owned();
     assert!(!text.contains("Y2FuYXJ5") && !text.contains(&format!("\"{CANARY}\"")));
+}
+
+#[tokio::test]
+async fn a_model_behind_a_private_authority_needs_its_secret_and_is_reached_with_it() {
+    let server = PrivateServer::start().await;
+    let mut harness = LocalHarness::new();
+    let model = json!({
+        "api": "OpenAIChat", "name": "m", "baseURL": format!("{}/v1", server.base),
+        "tls": { "caSecretRef": { "name": "internal-ca" } },
+    });
+    let whole = agent("a", &json!({ "model": model, "continuous": { "maxSleepSeconds": 60 } }));
+    harness.write("all.yaml", &[whole]);
+    let mut refused = harness.run(&[]);
+    assert!(!refused.ended().await.success());
+    let says = "spec.model.tls.caSecretRef: Secret internal-ca does not exist in this namespace: create it with the key ca.crt";
+    assert!(refused.err().contains(says), "{}", refused.err());
+    let flags = ["--secret-from-env", "internal-ca/ca.crt=TEST_CA"];
+    let mut run = harness.run_with(&flags, &[("TEST_CA", &server.ca)]);
+    server.until_asked(1).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
 }

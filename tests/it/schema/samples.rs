@@ -85,6 +85,10 @@ fn base_url(url: &str) -> Value {
 fn model(change: &Value) -> Value {
     with(openai(), &json!({"spec": {"model": change}}))
 }
+/// TLS settings of a model or a tool server.
+pub(super) fn authority() -> Value {
+    json!({"caSecretRef": {"name": "roots"}})
+}
 fn named(name: &str) -> Value {
     with(scripted(), &json!({"metadata": {"name": name}}))
 }
@@ -345,11 +349,27 @@ fn totals() -> Vec<Row> {
     ]
 }
 
+fn tls() -> Row {
+    row(
+        "spec.model.tls requires a baseURL that starts with https://",
+        vec![
+            model(&json!({"baseURL": "https://m/v1", "tls": authority()})),
+            model(&json!({"baseURL": "https://m/v1"})),
+            model(&json!({"baseURL": "http://m/v1"})),
+        ],
+        vec![
+            model(&json!({"baseURL": "http://m/v1", "tls": authority()})),
+            with(scripted(), &json!({"spec": {"model": {"tls": authority()}}})),
+        ],
+    )
+}
+
 fn models() -> Vec<Row> {
     let key = json!({"name": "key", "key": "value"});
     let mut rows = base_urls();
     rows.extend(wire_formats());
     rows.push(tool_calling());
+    rows.push(tls());
     rows.extend(image_input());
     rows.extend(structured_output());
     rows.extend(reasoning());

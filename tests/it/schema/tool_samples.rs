@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::samples::{Row, row, scripted, with};
+use super::samples::{Row, authority, row, scripted, with};
 
 fn tools(tools: &Value) -> Value {
     with(scripted(), &json!({"spec": {"tools": tools}}))
@@ -38,6 +38,7 @@ fn environment(sources: &Value) -> Value {
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = of_containers();
     rows.push(of_conditions());
+    rows.push(of_tls());
     rows
 }
 
@@ -53,6 +54,20 @@ fn of_conditions() -> Row {
         vec![server(&rules(
             json!({"approval": "Always", "approvalCondition": "true"}),
         ))],
+    )
+}
+
+fn of_tls() -> Row {
+    row(
+        "spec.tools.servers[].tls requires a url that starts with https://",
+        vec![
+            server(&json!({"url": "https://a/mcp", "tls": authority()})),
+            server(&json!({"url": "http://a/mcp"})),
+        ],
+        vec![
+            server(&json!({"url": "http://a/mcp", "tls": authority()})),
+            server(&json!({"container": {"image": "i", "port": 80}, "tls": authority()})),
+        ],
     )
 }
 

@@ -10,6 +10,7 @@ use agentloop::api::agent::{
     StructuredOutput, TextSource, ToolCalling, TotalLimits, UpdateStrategy, WorkspaceSpec,
 };
 use agentloop::api::price::{LongContextPrice, ModelPrice};
+use agentloop::api::server_tls::ServerTls;
 use agentloop::api::toolbox::{
     BuiltinTools, EnvironmentSource, EnvironmentVariable, HttpToolSettings, ObjectRef, ToolContainer, ToolboxSpec,
 };
@@ -108,6 +109,14 @@ prop_compose! {
     }
 }
 
+/// TLS settings with this Secret, if the URL allows any.
+fn tls(url: Option<&String>, roots: Option<String>) -> Option<ServerTls> {
+    let name = roots.filter(|_| url.is_some_and(|url| url.starts_with("https://")))?;
+    Some(ServerTls {
+        ca_secret_ref: SecretRef { name },
+    })
+}
+
 prop_compose! {
     fn model()(
         (api, base_url, api_key_secret_ref, scripted) in server(),
@@ -126,6 +135,7 @@ prop_compose! {
         told in prop::sample::select(vec![StructuredOutput::Disabled, StructuredOutput::WithoutTools, StructuredOutput::Always]),
         reasons in prop::sample::select(vec![None, Some(false), Some(true)]),
         cached in prop::sample::select(vec![PromptCache::Auto, PromptCache::Disabled, PromptCache::OneHour]),
+        roots in option::of("[a-z]{1,20}"),
     ) -> ModelSpec {
         let is_scripted = api == ModelApi::Scripted;
         let is_anthropic = api == ModelApi::AnthropicMessages;
@@ -152,6 +162,7 @@ prop_compose! {
             price,
             api,
             name,
+            tls: tls(base_url.as_ref(), roots),
             base_url,
             api_key_secret_ref,
             max_output_tokens,
@@ -221,6 +232,7 @@ prop_compose! {
         container in option::of(tool_container()),
         url in "https?://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z0-9]{0,9})?(\\?[a-z]{1,5}=[a-z]{0,5})?",
         secret in option::of("[a-z]{1,20}"),
+        roots in option::of("[a-z]{1,20}"),
         required_grant in option::of("[a-z]([-a-z0-9]{0,30}[a-z0-9])?"),
         trusted in any::<bool>(),
         only in prop::collection::btree_set("[!-~]{1,20}", 0..3),
@@ -230,6 +242,7 @@ prop_compose! {
         ToolServer {
             name: String::new(),
             headers_secret_ref: secret.filter(|_| container.is_none()).map(|name| SecretRef { name }),
+            tls: tls(Some(&url).filter(|_| container.is_none()), roots),
             url: container.is_none().then_some(url),
             container,
             required_grant,

@@ -434,6 +434,16 @@ fn invalid_agents() -> Vec<(Agent, AgentReferences)> {
         };
         all.push((with_hub.clone(), references));
     }
+    let model =
+        json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://m/v1", "tls": {"caSecretRef": {"name": "x"}}});
+    let private = agent_with(&json!({"model": model}));
+    for lookup in [ReferenceLookup::NoObject, ReferenceLookup::NoKey] {
+        let references = AgentReferences {
+            authorities: BTreeMap::from([("spec.model.tls.caSecretRef".to_owned(), lookup)]),
+            ..none()
+        };
+        all.push((private.clone(), references));
+    }
     all
 }
 
