@@ -137,8 +137,14 @@ refused, for how long, how many calls, tokens and dollars that is, and per day (
 | `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named hold nothing |
 | `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not have what they count |
 
-Calls stay at their times: a loop that was stopped would have gone on later, with other calls. The first stop is therefore more exact than those after it.
-A gateway needs room for the most that a call can use, and shortens its output to what is left; the simulation needs what the call used.
+Values are checked as an API server checks them, and a field that does not exist, or that is set twice, is an error. `topUps` of a manifest are added before the first
+call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or whose call alone does not fit, does not stop the others.
+
+Calls stay at their times: a loop that was stopped would have gone on later, with other calls. The first stop is therefore more exact than those after it: for
+limits on calls, actions, turns, failures and hours it is the one of a loop that really runs under the limit. A limit on tokens or cost really stops a loop
+earlier, by one call, or by several if calls use much less than they can: a gateway needs room for the most that a call can use, shortens its output to what is
+left, and a history has only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
+what calls used, in both. `maxConsecutiveTurns` does not count tasks and heartbeats, and `maxCallsPerTurn` ends a task.
 
 ## Reports
 

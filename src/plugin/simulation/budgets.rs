@@ -1,5 +1,7 @@
 //! The accounts of the ledger on the calls of a history: each call is a lease of its own.
 
+use std::collections::BTreeMap;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::changes::SimulatedLimits;
@@ -8,7 +10,7 @@ use crate::api::amount::{Amount, AmountKind, LimitAmounts};
 use crate::api::budget::{LedgerRecord, OnExhausted};
 use crate::api::money::micro_usd;
 use crate::ledger::account::{Account, GrantRefusal, GrantRequest, LeaseHolder, LeaseStatement, LedgerTerms};
-use crate::ledger::limits::limit_amounts;
+use crate::ledger::limits::{added_amount, limit_amounts};
 use crate::ledger::window::WindowRule;
 use crate::plugin::failure::PluginError;
 
@@ -29,40 +31,52 @@ struct SimulatedAccount {
     account: Account,
     /// Name of a limit by its kind, and whether it is of each Agent.
     named: fn(AmountKind, bool) -> String,
-    /// The first refusal is the last call.
+    /// Nothing is let through once it is exhausted.
     stops: bool,
     /// The refusal after which nothing is let through.
     stopped: Option<BudgetStop>,
+    /// What each Agent needed for its last call.
+    requested: BTreeMap<String, Amount>,
 }
+
+/// While more than this part of a limit is left, it is exhausted only if all Agents have made calls, as in the ledger.
+const LAST_FRACTION: i64 = 4;
 
 /// All accounts that apply.
 pub struct SimulatedAccounts {
     accounts: Vec<SimulatedAccount>,
+    /// Number of Agents.
+    agents: usize,
 }
 
 impl SimulatedAccounts {
-    /// Empty accounts, at the time of the first call. `agent`: with its own limits; those of each Agent are separate.
-    pub fn new(limits: &SimulatedLimits, shared: bool, now: Timestamp) -> Result<Self, PluginError> {
+    /// Empty accounts, at the time of the first call. `agents`: how many share a budget. `None`: the accounts of the
+    /// limits that each Agent has of its own.
+    pub fn new(limits: &SimulatedLimits, agents: Option<usize>, now: Timestamp) -> Result<Self, PluginError> {
         let wrong = |error: &dyn std::fmt::Display| PluginError::Usage(error.to_string());
         let mut accounts = Vec::new();
-        let mut add = |terms: LedgerTerms, named, stops| {
-            accounts.push(SimulatedAccount {
-                account: Account::restore(terms, &LedgerRecord::default(), now),
-                named,
-                stops,
-                stopped: None,
-            });
+        let account = |terms: LedgerTerms, named, stops| SimulatedAccount {
+            account: Account::restore(terms, &LedgerRecord::default(), now),
+            named,
+            stops,
+            stopped: None,
+            requested: BTreeMap::new(),
         };
-        if let Some(budget) = limits.budget.as_ref().filter(|_| shared) {
+        if let Some(budget) = limits.budget.as_ref().filter(|_| agents.is_some()) {
             let per_agent = budget.per_agent.as_ref().map(limit_amounts).transpose();
             let terms = LedgerTerms {
                 limits: limit_amounts(&budget.limits).map_err(|error| wrong(&error))?,
                 per_agent: per_agent.map_err(|error| wrong(&error))?.unwrap_or_default(),
                 window: WindowRule::read(&budget.window).map_err(|error| wrong(&error))?,
             };
-            add(terms, of_budget, budget.on_exhausted == OnExhausted::Stop);
+            let mut of_all = account(terms, of_budget, budget.on_exhausted == OnExhausted::Stop);
+            for top_up in &budget.top_ups {
+                let amount = added_amount(&top_up.amount).map_err(|error| wrong(&error))?;
+                of_all.account.top_up(&top_up.id, amount, now);
+            }
+            accounts.push(of_all);
         }
-        if !shared {
+        if agents.is_none() {
             let total_cost = limits.own.total_cost.as_deref().map(micro_usd).transpose();
             let total = LimitAmounts {
                 tokens: limits.own.total_tokens,
@@ -74,17 +88,18 @@ impl SimulatedAccounts {
                 ..LimitAmounts::default()
             };
             if hourly != LimitAmounts::default() {
-                add(
+                accounts.push(account(
                     terms_of(hourly, WindowRule::Rolling(HOUR)),
                     |_, _| "guardrails.tokensPerHour".into(),
                     false,
-                );
+                ));
             }
             if total != LimitAmounts::default() {
-                add(terms_of(total, WindowRule::Lifetime), of_total, false);
+                accounts.push(account(terms_of(total, WindowRule::Lifetime), of_total, false));
             }
         }
-        Ok(Self { accounts })
+        let agents = agents.unwrap_or(1);
+        Ok(Self { accounts, agents })
     }
 
     /// Whether a limit is on cost, for which each call needs a known one.
@@ -104,6 +119,7 @@ impl SimulatedAccounts {
                 return Some(stopped.clone());
             }
             held.account.advance(now);
+            held.requested.insert(agent.to_owned(), *amount);
             if held.account.has_room(&who, &ask) {
                 continue;
             }
@@ -111,7 +127,7 @@ impl SimulatedAccounts {
                 continue;
             };
             held.account.withdraw(&who.agent);
-            let stop = held.stop(&refusal);
+            let stop = held.stop(&refusal, self.agents);
             if latest.as_ref().is_none_or(|found| is_later(stop.until, found.until)) {
                 latest = Some(stop);
             }
@@ -144,15 +160,31 @@ impl SimulatedAccounts {
 }
 
 impl SimulatedAccount {
-    fn stop(&mut self, refusal: &GrantRefusal) -> BudgetStop {
+    fn stop(&mut self, refusal: &GrantRefusal, agents: usize) -> BudgetStop {
+        let stops = self.stops && self.is_exhausted(refusal, agents);
         let stop = BudgetStop {
             limit: (self.named)(refusal.kind, refusal.per_agent),
-            until: refusal.resets_at.filter(|_| !self.stops),
+            until: refusal.resets_at.filter(|_| !stops),
         };
-        if self.stops {
+        if stops {
             self.stopped = Some(stop.clone());
         }
         stop
+    }
+
+    /// Whether less is left than the smallest call that any Agent last made, as the controller decides it: a single Agent
+    /// that does not fit, or that has used its own share, does not stop the others.
+    fn is_exhausted(&self, refusal: &GrantRefusal, agents: usize) -> bool {
+        if refusal.per_agent || refusal.never {
+            return false;
+        }
+        let limits = self.account.limits();
+        let left = limits.left_after(&self.account.used()).get(refusal.kind);
+        let smallest = self.requested.values().map(|amount| amount.get(refusal.kind)).min();
+        let (Some(limit), Some(left), Some(smallest)) = (limits.get(refusal.kind), left, smallest) else {
+            return false;
+        };
+        left < smallest && (self.requested.len() >= agents || left <= limit / LAST_FRACTION)
     }
 }
 

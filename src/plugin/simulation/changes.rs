@@ -2,33 +2,12 @@
 
 use serde_json::{Value, json};
 
+use super::settings::{SCHEMAS, check_computable, check_fields, check_path, is_within, usage};
 use crate::api::AgentSpec;
+use crate::api::agent::LimitedResource;
 use crate::api::budget::{AgentBudgetSpec, BudgetLimits};
 use crate::engine::settings::EngineSettings;
 use crate::plugin::failure::PluginError;
-
-/// The guardrails that a history has the input of.
-const COMPUTABLE: [&str; 8] = [
-    "actionsPerMinute",
-    "activeHours",
-    "maxCallsPerTurn",
-    "maxConsecutiveToolFailures",
-    "maxConsecutiveTurns",
-    "rateLimits",
-    "tokensPerHour",
-    "total",
-];
-/// The others, and what is missing.
-const NOT_COMPUTABLE: [(&str, &str); 2] = [
-    (
-        "idleTimeoutSeconds",
-        "a history does not have whether a tool result is new",
-    ),
-    (
-        "loopDetection",
-        "a history has only the beginning of long arguments and results",
-    ),
-];
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -54,49 +33,35 @@ pub struct OwnLimits {
     pub total_cost: Option<String>,
 }
 
+/// The objects that `--set` changes.
+struct ChangedObjects {
+    budget: Option<Value>,
+    guardrails: Value,
+}
+
 /// Reads the manifest of an AgentBudget and the values of `--set`.
 pub fn read(budget: Option<&str>, set: &[String]) -> Result<SimulatedLimits, PluginError> {
-    let mut spec = budget.map(budget_spec).transpose()?;
-    let mut guardrails = json!({});
-    let mut names = Vec::new();
-    for change in set {
-        let (path, value) = parsed(change)?;
-        match path.split('.').next() {
-            Some("limits" | "perAgent" | "window" | "onExhausted") => {
-                let spec = spec.get_or_insert_with(|| json!({"limits": {}, "window": {"lifetime": {}}}));
-                // Exactly one kind of window.
-                let kind = path.strip_prefix("window.").and_then(|below| below.split('.').next());
-                if kind.is_some_and(|kind| spec["window"].get(kind).is_none()) {
-                    spec["window"] = json!({});
-                }
-                put(spec, path, value)?;
-            }
-            Some("guardrails") => {
-                let below = path.strip_prefix("guardrails.").unwrap_or_default();
-                check_guardrail(below.split('.').next().unwrap_or_default())?;
-                put(&mut guardrails, below, value)?;
-            }
-            _ => {
-                return Err(usage(format!(
-                    "--set {path}: a limit begins with limits, perAgent, window, onExhausted (of an AgentBudget) or \
-                     guardrails (of an Agent)"
-                )));
-            }
-        }
-        names.push(change.clone());
+    let mut objects = ChangedObjects {
+        budget: budget.map(budget_spec).transpose()?,
+        guardrails: json!({}),
+    };
+    let changes = set.iter().map(|change| parsed(change));
+    let changes = changes.collect::<Result<Vec<(&str, Value)>, PluginError>>()?;
+    check_overlap(&changes)?;
+    for (path, value) in changes {
+        objects.put(path, value)?;
     }
-    if names.is_empty() && spec.is_none() {
+    if set.is_empty() && objects.budget.is_none() {
         return Err(usage("nothing is changed: give --budget or --set".into()));
     }
-    let budget = spec.map(serde_json::from_value).transpose();
-    let budget: Option<AgentBudgetSpec> = budget.map_err(|error| usage(format!("AgentBudget: {error}")))?;
-    if let Some(budget) = &budget {
-        check_kinds(budget)?;
-    }
+    let ChangedObjects { budget, guardrails } = objects;
+    let budget = budget.map(checked_budget).transpose()?;
+    check_fields("guardrails.", &SCHEMAS.guardrails, &guardrails)?;
     let agent: AgentSpec = serde_json::from_value(json!({
         "instructions": "-", "model": {"api": "Scripted", "name": "-"}, "guardrails": guardrails,
     }))
     .map_err(|error| usage(format!("guardrails: {error}")))?;
+    check_guardrails(&agent, &guardrails)?;
     let total = agent.guardrails.total.clone().unwrap_or_default();
     let own = OwnLimits {
         tokens_per_hour: agent.guardrails.tokens_per_hour,
@@ -108,8 +73,98 @@ pub fn read(budget: Option<&str>, set: &[String]) -> Result<SimulatedLimits, Plu
         budget,
         settings: only_named(settings, &guardrails),
         own,
-        names,
+        names: set.to_vec(),
     })
+}
+
+impl ChangedObjects {
+    fn put(&mut self, path: &str, value: Value) -> Result<(), PluginError> {
+        if let Some(below) = path.strip_prefix("guardrails.") {
+            return put(&mut self.guardrails, path, below, value);
+        }
+        if path == "guardrails" {
+            self.guardrails = value;
+            return Ok(());
+        }
+        let spec = self
+            .budget
+            .get_or_insert_with(|| json!({"limits": {}, "window": {"lifetime": {}}}));
+        // Exactly one kind of window.
+        let kind = path.strip_prefix("window.").and_then(|below| below.split('.').next());
+        if kind.is_some_and(|kind| spec["window"].get(kind).is_none()) {
+            spec["window"] = json!({});
+        }
+        put(spec, path, path, value)
+    }
+}
+
+/// Two changes of one field are a mistake: only one of them would be simulated.
+fn check_overlap(changes: &[(&str, Value)]) -> Result<(), PluginError> {
+    let kind = |path: &str| {
+        path.strip_prefix("window.")
+            .map(|below| below.split('.').next().map(str::to_owned))
+    };
+    for (place, (path, _)) in changes.iter().enumerate() {
+        for (earlier, _) in changes.get(..place).unwrap_or_default() {
+            if is_within(path, earlier) || is_within(earlier, path) {
+                return Err(usage(format!(
+                    "--set {earlier} and --set {path} set the same field: keep one"
+                )));
+            }
+            if let (Some(one), Some(other)) = (kind(earlier), kind(path))
+                && one != other
+            {
+                return Err(usage(format!(
+                    "--set {earlier} and --set {path} are two kinds of window: keep one"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn checked_budget(spec: Value) -> Result<AgentBudgetSpec, PluginError> {
+    check_computable("", &spec)?;
+    check_fields("", &SCHEMAS.budget, &spec)?;
+    let budget: AgentBudgetSpec =
+        serde_json::from_value(spec).map_err(|error| usage(format!("AgentBudget: {error}")))?;
+    let none = BudgetLimits::default();
+    if budget.limits == none && budget.per_agent.as_ref().is_none_or(|limits| *limits == none) {
+        return Err(usage(
+            "the AgentBudget has no limit: set one, such as limits.tokens=1000000".into(),
+        ));
+    }
+    Ok(budget)
+}
+
+/// What an API server accepts and a history does not have, and what would limit nothing.
+fn check_guardrails(agent: &AgentSpec, named: &Value) -> Result<(), PluginError> {
+    check_computable("guardrails.", named)?;
+    let limits = &agent.guardrails.rate_limits;
+    let bytes = [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes];
+    if let Some(limit) = limits.iter().find(|limit| bytes.contains(&limit.resource)) {
+        return Err(usage(format!(
+            "guardrails.rateLimits of {} cannot be simulated: a history does not have what tools wrote and sent",
+            limit.resource
+        )));
+    }
+    for (place, limit) in limits.iter().enumerate() {
+        let window = (limit.resource, limit.window_seconds);
+        let mut earlier = limits.iter().take(place);
+        if earlier.any(|other| (other.resource, other.window_seconds) == window) {
+            return Err(usage(format!(
+                "guardrails.rateLimits has two limits on {} in {} s: keep one",
+                window.0, window.1
+            )));
+        }
+    }
+    let empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty) || *value == json!([]);
+    for name in ["rateLimits", "total"] {
+        if named.get(name).is_some_and(empty) {
+            return Err(usage(format!("guardrails.{name} is empty: it limits nothing")));
+        }
+    }
+    Ok(())
 }
 
 /// Defaults that were not named hold nothing: the history was made under limits of its own.
@@ -127,10 +182,6 @@ fn only_named(mut settings: EngineSettings, named: &Value) -> EngineSettings {
     settings
 }
 
-fn usage(text: String) -> PluginError {
-    PluginError::Usage(text)
-}
-
 /// The spec of an AgentBudget, from a manifest.
 fn budget_spec(text: &str) -> Result<Value, PluginError> {
     let object: Value = serde_yaml::from_str(text).map_err(|error| usage(format!("--budget: {error}")))?;
@@ -146,6 +197,7 @@ fn parsed(change: &str) -> Result<(&str, Value), PluginError> {
             "--set {change}: write PATH=VALUE, such as limits.tokens=1000000"
         ))
     })?;
+    check_path(path)?;
     if path.ends_with("costUSD") {
         return Ok((path, text.into()));
     }
@@ -153,50 +205,15 @@ fn parsed(change: &str) -> Result<(&str, Value), PluginError> {
     Ok((path, value))
 }
 
-/// Sets a field, and the objects above it.
-fn put(object: &mut Value, path: &str, value: Value) -> Result<(), PluginError> {
+/// Sets a field, and the objects above it. `below`: the path in this object.
+fn put(object: &mut Value, path: &str, below: &str, value: Value) -> Result<(), PluginError> {
     let mut place = object;
-    for part in path.split('.') {
+    for part in below.split('.') {
         if part.is_empty() || !(place.is_object() || place.is_null()) {
             return Err(usage(format!("--set {path}: there is no such field")));
         }
         place = &mut place[part];
     }
     *place = value;
-    Ok(())
-}
-
-fn check_guardrail(name: &str) -> Result<(), PluginError> {
-    if COMPUTABLE.contains(&name) {
-        return Ok(());
-    }
-    let missing = NOT_COMPUTABLE.iter().find(|(other, _)| *other == name);
-    Err(usage(match missing {
-        Some((_, why)) => format!("guardrails.{name} cannot be simulated: {why}"),
-        None => format!(
-            "guardrails.{name} is not known; those that can be simulated are {}",
-            COMPUTABLE.join(", ")
-        ),
-    }))
-}
-
-/// A history has tokens as `tokens` counts them, and neither input nor output alone.
-fn check_kinds(budget: &AgentBudgetSpec) -> Result<(), PluginError> {
-    let none = BudgetLimits::default();
-    for (part, limits) in [
-        ("limits", &budget.limits),
-        ("perAgent", budget.per_agent.as_ref().unwrap_or(&none)),
-    ] {
-        for (kind, is_set) in [
-            ("inputTokens", limits.input_tokens.is_some()),
-            ("outputTokens", limits.output_tokens.is_some()),
-        ] {
-            if is_set {
-                return Err(usage(format!(
-                    "{part}.{kind} cannot be simulated: a history has tokens, calls and cost only"
-                )));
-            }
-        }
-    }
     Ok(())
 }

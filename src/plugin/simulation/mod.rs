@@ -8,6 +8,7 @@ pub mod changes;
 pub mod past;
 pub mod replay;
 pub mod report;
+pub mod settings;
 
 #[cfg(test)]
 mod tests;

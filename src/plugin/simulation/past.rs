@@ -1,5 +1,7 @@
 //! What a history says about its calls, from the JSON lines of `agentloop history`.
 
+use std::collections::BTreeSet;
+
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
@@ -108,10 +110,14 @@ struct AuditLine {
     effect: Option<String>,
     decision: Option<String>,
     outcome: Option<String>,
+    #[serde(default)]
+    note: Option<String>,
 }
 
+/// The purpose of calls beside the work of the mode, whose tool runs belong to no row of failures.
+const CHAT: &str = "Chat";
 /// Purposes whose calls count in `maxCallsPerTurn`.
-const OF_TURNS: [&str; 3] = ["Turn", "Heartbeat", "Chat"];
+const OF_TURNS: [&str; 3] = ["Turn", "Heartbeat", CHAT];
 
 /// Reads the lines of a history. The error names the line.
 pub fn read(text: &str) -> Result<PastLoop, String> {
@@ -132,10 +138,17 @@ pub fn read(text: &str) -> Result<PastLoop, String> {
             HistoryLine::Other => {}
         }
     }
+    let last_call = steps.iter().map(|step| step.timestamp).max();
     for execution in executions {
         let last = steps.iter().rev().find(|step| step.execution_id == execution.id);
-        events.extend(turn_end(&execution, last));
+        events.extend(turn_end(&execution, last, last_call));
     }
+    let chats: BTreeSet<(i64, u32)> = steps
+        .iter()
+        .filter(|step| step.purpose == CHAT)
+        .filter_map(|step| call_of(&step.call))
+        .collect();
+    events.retain(|(_, event)| !matches!(event, PastEvent::RunEnded { of, .. } if chats.contains(of)));
     events.sort_by_key(|(at, event)| (*at, order(event)));
     Ok(PastLoop { events })
 }
@@ -157,6 +170,11 @@ fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> HistoricalCall {
 fn audit_event(audit: AuditLine) -> Option<(Timestamp, PastEvent)> {
     let of = call_of(audit.call.as_deref()?)?;
     let acts = audit.effect.as_deref().is_some_and(|effect| effect != "Read");
+    // Of a run that a restart interrupted, the first sending and the last outcome count.
+    let note = audit.note.as_deref().unwrap_or_default();
+    if note == "repeated" || note.starts_with("will be repeated") {
+        return None;
+    }
     match (audit.decision.as_deref(), audit.outcome) {
         (Some("Allowed"), _) if acts => Some((audit.at, PastEvent::Action { of })),
         (None, Some(outcome)) => {
@@ -167,12 +185,19 @@ fn audit_event(audit: AuditLine) -> Option<(Timestamp, PastEvent)> {
     }
 }
 
-/// The end of a turn of the agent's own. `last`: its last call, which has the sleep that was chosen.
-fn turn_end(execution: &ExecutionLine, last: Option<&StepLine>) -> Option<(Timestamp, PastEvent)> {
+/// The end of a turn of the agent's own. `last`: its last call, which has the sleep that was chosen. `last_call`: when the
+/// last call of the loop was answered.
+fn turn_end(
+    execution: &ExecutionLine,
+    last: Option<&StepLine>,
+    last_call: Option<Timestamp>,
+) -> Option<(Timestamp, PastEvent)> {
     let at = execution.completed_at?;
     let end = execution.state_snapshot.as_ref()?["end"].as_str()?;
     let sleep = match end {
         "continue" => None,
+        // A result that was refused, or a question: the loop went on.
+        "finish" | "check confidence" if last_call.is_some_and(|last| last > at) => None,
         "sleep" => last.and_then(|step| chosen_sleep(&step.action, at)),
         _ => return None,
     };

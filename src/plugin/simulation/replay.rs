@@ -51,14 +51,19 @@ struct ReplayState {
 /// What these limits would have done to these histories, each with the name of its Agent.
 pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result<SimulationReport, PluginError> {
     let mut moments: Vec<(Timestamp, usize, &PastEvent)> = Vec::new();
-    for (place, (_, history)) in histories.iter().enumerate() {
+    for (place, (name, history)) in histories.iter().enumerate() {
+        if histories.iter().take(place).any(|(earlier, _)| earlier == name) {
+            return Err(PluginError::Usage(format!(
+                "two histories are of {name}: give each Agent once, and each file another name"
+            )));
+        }
         moments.extend(history.events.iter().map(|(at, event)| (*at, place, event)));
     }
     // Stable: the order within a history stays.
     moments.sort_by_key(|(at, place, _)| (*at, *place));
     let first = moments.first().map_or(Timestamp::UNIX_EPOCH, |(at, ..)| *at);
     let mut simulation = ReplayState {
-        shared: SimulatedAccounts::new(limits, true, first)?,
+        shared: SimulatedAccounts::new(limits, Some(histories.len()), first)?,
         stops: Vec::new(),
         days: BTreeMap::new(),
         period: None,
@@ -68,7 +73,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
         loops.push(SimulatedLoop {
             name: name.clone(),
             guardrails: GuardrailReplay::new(limits.settings.clone()),
-            own: SimulatedAccounts::new(limits, false, first)?,
+            own: SimulatedAccounts::new(limits, None, first)?,
             seen: 0,
             turn: (0, 0),
             ended_turn: None,
@@ -302,8 +307,9 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
     let own = &limits.own;
     if limits.budget.is_some() || own.tokens_per_hour.or(own.total_tokens).is_some() || own.total_cost.is_some() {
         list.push(
-            "A call needs the room that it used. A gateway reserves what a call can use at most, and shortens its output to what is \
-             left, so the last call before a stop may differ."
+            "A call needs the room that it used. A gateway reserves what a call can use at most, which a history does not have, and \
+             shortens its output to what is left. So a limit on tokens or cost really stops a loop earlier: by one call, or by several \
+             if calls use much less than they can."
                 .to_owned(),
         );
     }
@@ -313,6 +319,9 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
         .is_some_and(|budget| budget.on_exhausted == OnExhausted::Ask)
     {
         list.push("Nobody answers the gates of onExhausted: Ask.".to_owned());
+    }
+    if limits.budget.as_ref().is_some_and(|budget| !budget.top_ups.is_empty()) {
+        list.push("All topUps are added before the first call, in the window at that time.".to_owned());
     }
     if limits.budget.is_some() {
         list.push(

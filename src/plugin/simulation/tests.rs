@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::report::SimulationReport;
-use super::{changes, past, replay};
+use super::{changes, past, replay, settings};
 use crate::plugin::failure::{ExitStatus, PluginError};
 
 /// A history with one call of 100 tokens and $0.01 at each of these seconds, each in a turn of its own.
@@ -125,20 +125,309 @@ fn what_a_history_does_not_tell_is_refused_by_name() {
         ),
         (
             "guardrails.maxTurnsPerHour=1",
-            "maxTurnsPerHour is not known; those that can be simulated are",
+            "guardrails.maxTurnsPerHour: there is no such limit; those that can be simulated are guardrails.actionsPerMinute, ",
         ),
         ("limits.inputTokens=1", "limits.inputTokens cannot be simulated"),
+        (
+            "limits={calls: 1, inputTokens: 1}",
+            "limits.inputTokens cannot be simulated",
+        ),
         ("perAgent.outputTokens=1", "perAgent.outputTokens cannot be simulated"),
-        ("limits.tokens=many", "AgentBudget:"),
-        ("limits.calls.each=1", "AgentBudget:"),
-        ("model.name=x", "a limit begins with"),
+        (
+            "guardrails.rateLimits=[{resource: DiskWriteBytes, amount: 1, windowSeconds: 60}]",
+            "guardrails.rateLimits of DiskWriteBytes cannot be simulated",
+        ),
+        ("limits.tokens=many", "limits.tokens: \"many\" is not of type"),
+        ("limits.calls.each=1", "limits.calls: "),
+        ("model.name=x", "model.name: there is no such limit"),
         ("limits", "write PATH=VALUE"),
+        ("=1", "there is no such limit"),
     ] {
         let refused = simulate(&history(&[0]), &[set]).unwrap_err();
         assert_eq!(refused.exit_status(), ExitStatus::Usage, "{set}");
         assert!(refused.to_string().contains(says), "{set}: {refused}");
     }
     assert!(simulate(&history(&[0]), &[]).is_err(), "nothing is changed");
+}
+
+#[test]
+fn a_name_that_is_wrong_is_refused_and_not_ignored() {
+    for (set, says) in [
+        ("limits.token=1", "--set limits.token: there is no such limit; "),
+        (
+            "limits={token: 1}",
+            "limits.token is not known; the fields there are calls, costUSD, inputTokens, outputTokens, tokens",
+        ),
+        (
+            "guardrails.total={cost: 1}",
+            "guardrails.total.cost is not known; the fields there are costUSD, tokens",
+        ),
+        (
+            "guardrails.activeHours.from=08:00",
+            "guardrails.activeHours.from is not known",
+        ),
+        (
+            "guardrails.rateLimits=[{resource: LLMCalls, amount: 1, seconds: 60}]",
+            "guardrails.rateLimits[0].seconds is not known",
+        ),
+        (
+            "window.rolling.minutes=1",
+            "window.rolling.minutes: there is no such limit",
+        ),
+        ("window.rolling={minutes: 1}", "window.rolling.minutes is not known"),
+    ] {
+        let refused = simulate(&history(&[0]), &[set]).unwrap_err();
+        assert_eq!(refused.exit_status(), ExitStatus::Usage, "{set}");
+        assert!(refused.to_string().contains(says), "{set}: {refused}");
+    }
+    let manifest = "{kind: AgentBudget, spec: {limits: {tokens: 1}, window: {lifetime: {}}, onExhaustd: Stop}}";
+    let refused = changes::read(Some(manifest), &[]).unwrap_err().to_string();
+    assert!(refused.starts_with("onExhaustd is not known"), "{refused}");
+}
+
+#[test]
+fn a_value_that_an_api_server_rejects_is_refused() {
+    for (set, says) in [
+        ("limits.calls=-1", "limits.calls: -1 is less than the minimum"),
+        (
+            "limits.tokens=1000000000000001",
+            "limits.tokens: 1000000000000001 is greater than the maximum",
+        ),
+        ("limits.tokens=99999999999999999999", "limits.tokens: "),
+        ("limits.tokens=", "limits.tokens: null is not of type"),
+        ("limits.tokens=1.5", "limits.tokens: 1.5 is not of type"),
+        ("limits.costUSD=-1", "limits.costUSD must be US dollars"),
+        ("limits.costUSD=much", "limits.costUSD must be US dollars"),
+        (
+            "limits.costUSD=0.0000001",
+            "limits.costUSD must have at most six decimals",
+        ),
+        ("perAgent.costUSD=1e3", "perAgent.costUSD must be US dollars"),
+        ("guardrails.total.costUSD=", "guardrails.total.costUSD"),
+        (
+            "guardrails.maxCallsPerTurn=0",
+            "guardrails.maxCallsPerTurn: 0 is less than the minimum",
+        ),
+        (
+            "guardrails.maxCallsPerTurn=1001",
+            "guardrails.maxCallsPerTurn: 1001 is greater than the maximum",
+        ),
+        (
+            "guardrails.actionsPerMinute=0",
+            "guardrails.actionsPerMinute: 0 is less",
+        ),
+        ("guardrails.tokensPerHour=-1", "guardrails.tokensPerHour: -1 is less"),
+        ("guardrails.rateLimits=[]", "guardrails.rateLimits is empty"),
+        ("guardrails.total={}", "guardrails.total"),
+        ("guardrails=5", "guardrails: 5 is not of type"),
+        ("window.rolling.seconds=60", "the AgentBudget has no limit"),
+        ("onExhausted=Never", "onExhausted: "),
+    ] {
+        let refused = simulate(&history(&[0]), &[set]).unwrap_err();
+        assert_eq!(refused.exit_status(), ExitStatus::Usage, "{set}");
+        assert!(refused.to_string().contains(says), "{set}: {refused}");
+    }
+    for (set, says) in [
+        (
+            "window.rolling.seconds=0",
+            "window.rolling.seconds: 0 is less than the minimum",
+        ),
+        ("window={}", "spec.window must have exactly one of"),
+        (
+            "window.calendar={period: Daily, timeZone: Mars/Olympus}",
+            "is not an IANA time zone",
+        ),
+        (
+            "window.calendar.timeZone=UTC",
+            "window.calendar: \"period\" is a required property",
+        ),
+    ] {
+        let refused = simulate(&history(&[0]), &["limits.calls=1", set]).unwrap_err();
+        assert!(refused.to_string().contains(says), "{set}: {refused}");
+    }
+}
+
+#[test]
+fn a_field_that_is_set_twice_is_refused() {
+    for (set, says) in [
+        (
+            ["limits.calls=1", "limits.calls=2"],
+            "--set limits.calls and --set limits.calls set the same field",
+        ),
+        (["limits.calls=1", "limits={tokens: 2}"], "set the same field: keep one"),
+        (
+            ["guardrails={tokensPerHour: 1}", "guardrails.total.tokens=2"],
+            "set the same field: keep one",
+        ),
+        (
+            ["window.rolling.seconds=60", "window.calendar.period=Daily"],
+            "--set window.rolling.seconds and --set window.calendar.period are two kinds of window",
+        ),
+    ] {
+        let refused = simulate(&history(&[0]), &set).unwrap_err().to_string();
+        assert!(refused.contains(says), "{set:?}: {refused}");
+    }
+    let twice = "guardrails.rateLimits=[{resource: LLMCalls, amount: 1, windowSeconds: 60}, {resource: LLMCalls, amount: 2, windowSeconds: 60}]";
+    let refused = simulate(&history(&[0]), &[twice]).unwrap_err().to_string();
+    assert!(refused.contains("has two limits on LLMCalls in 60 s"), "{refused}");
+    // A budget and a guardrail with the same limit: the first that refuses is named.
+    let both = simulate(
+        &history(&[0, 10, 20]),
+        &["limits.tokens=200", "guardrails.total.tokens=200"],
+    )
+    .unwrap();
+    assert_eq!((both.stops.len(), both.refused.calls), (1, 1));
+}
+
+#[test]
+fn every_limit_of_the_api_is_simulated_or_says_why_not() {
+    let (budget, agent) = (&settings::SCHEMAS.budget, &settings::SCHEMAS.guardrails);
+    let mut fields = Vec::new();
+    for part in ["limits", "perAgent", "window"] {
+        let names = budget["properties"][part]["properties"].as_object().unwrap().keys();
+        fields.extend(names.map(|name| format!("{part}.{name}")));
+    }
+    fields.extend(
+        agent["properties"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(|name| format!("guardrails.{name}")),
+    );
+    let known = |field: &String| {
+        let all = settings::SETTINGS.iter();
+        all.chain(settings::NOT_COMPUTABLE.iter().map(|(name, _)| name))
+            .any(|known| settings::is_within(known, field))
+    };
+    let missing: Vec<&String> = fields.iter().filter(|field| !known(field)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn top_ups_of_a_budget_add_to_its_first_window() {
+    let manifest =
+        "{kind: AgentBudget, spec: {limits: {calls: 2}, window: {lifetime: {}}, topUps: [{id: a, calls: 1}]}}";
+    let limits = changes::read(Some(manifest), &[]).unwrap();
+    let histories = [("helper".to_owned(), past::read(&history(&[0, 10, 20, 30])).unwrap())];
+    let report = replay::run(&limits, &histories).unwrap();
+    assert_eq!((report.refused.calls, report.stops[0].number), (1, Some(4)));
+    assert!(report.approximations.iter().any(|text| text.contains("topUps")));
+}
+
+#[test]
+fn an_agent_that_has_used_its_own_share_does_not_stop_the_others_and_an_exhausted_budget_does() {
+    let histories = [
+        ("one".to_owned(), past::read(&history(&[0, 10, 20])).unwrap()),
+        ("two".to_owned(), past::read(&history(&[30, 40, 50])).unwrap()),
+    ];
+    let refused = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
+        let report = replay::run(&changes::read(None, &set).unwrap(), &histories).unwrap();
+        let stops: Vec<(String, Option<u64>)> = report
+            .stops
+            .iter()
+            .map(|stop| (stop.agent.clone(), stop.number))
+            .collect();
+        (report.refused.calls, stops)
+    };
+    let stop = |agent: &str, number| (agent.to_owned(), Some(number));
+    assert_eq!(
+        refused(&["limits.calls=100", "perAgent.calls=2", "onExhausted=Stop"]),
+        (2, vec![stop("one", 3), stop("two", 3)])
+    );
+    assert_eq!(
+        refused(&["limits.calls=4", "onExhausted=Stop"]),
+        (2, vec![stop("two", 2)])
+    );
+    // The budget has room for the calls of the other Agent, which are smaller.
+    let large = history(&[0, 10, 20]).replace("\"tokens_used\":100", "\"tokens_used\":400");
+    let histories = [
+        ("large".to_owned(), past::read(&large).unwrap()),
+        ("small".to_owned(), past::read(&history(&[1, 11, 21])).unwrap()),
+    ];
+    let set = ["limits.tokens=1100".to_owned(), "onExhausted=Stop".to_owned()];
+    let report = replay::run(&changes::read(None, &set).unwrap(), &histories).unwrap();
+    let stops: Vec<(&str, Option<u64>)> = report
+        .stops
+        .iter()
+        .map(|stop| (stop.agent.as_str(), stop.number))
+        .collect();
+    assert_eq!((report.refused.calls, stops), (1, vec![("large", Some(3))]));
+}
+
+#[test]
+fn two_histories_of_one_name_are_refused() {
+    let one = ("helper".to_owned(), past::read(&history(&[0])).unwrap());
+    let limits = changes::read(None, &["limits.calls=1".to_owned()]).unwrap();
+    let refused = replay::run(&limits, &[one.clone(), one]).unwrap_err();
+    assert_eq!(refused.exit_status(), ExitStatus::Usage);
+    assert!(refused.to_string().contains("two histories are of helper"), "{refused}");
+}
+
+/// A line of the audit about a run of this call.
+fn audit(call: &str, second: i64, fields: &Value) -> String {
+    let at = jiff::Timestamp::from_second(1_764_000_000 + second).unwrap();
+    let mut line = json!({"record": "audit", "at": at.to_string(), "call": call, "tool": "t", "effect": "Write",
+        "decision": null, "outcome": null, "note": ""});
+    for (name, value) in fields.as_object().unwrap() {
+        line[name] = value.clone();
+    }
+    line.to_string()
+}
+
+#[test]
+fn a_run_that_was_sent_again_is_one_action_and_fails_once() {
+    let sent = |note: &str| audit("t1c1r1", 1, &json!({"decision": "Allowed", "note": note}));
+    let ended = |outcome: &str, note: &str| audit("t1c1r1", 2, &json!({"outcome": outcome, "note": note}));
+    let lines = [
+        history(&[0, 10]),
+        sent(""),
+        ended("Unknown", "will be repeated"),
+        sent("repeated"),
+        ended("Unknown", "will be repeated if approved"),
+        sent("repeated"),
+        ended("Error", ""),
+    ]
+    .join("\n");
+    let stops = |set: &str| simulate(&lines, &[set]).unwrap().stops.len();
+    assert_eq!(
+        stops("guardrails.rateLimits=[{resource: Actions, amount: 1, windowSeconds: 60}]"),
+        0
+    );
+    assert_eq!(stops("guardrails.actionsPerMinute=1"), 0);
+    assert_eq!(stops("guardrails.maxConsecutiveToolFailures=2"), 0);
+    assert_eq!(stops("guardrails.maxConsecutiveToolFailures=1"), 1);
+}
+
+#[test]
+fn runs_of_chats_fail_in_no_row() {
+    let chat = history(&[0, 10]).replace("\"Turn\"", "\"Chat\"");
+    let lines = [chat, audit("t1c1r1", 1, &json!({"outcome": "Error"}))].join("\n");
+    let set = "guardrails.maxConsecutiveToolFailures=1";
+    assert_eq!(simulate(&lines, &[set]).unwrap().stops.len(), 0);
+}
+
+#[test]
+fn a_turn_of_a_goal_that_was_followed_by_another_counts_whatever_ended_it() {
+    let goal = history(&[0, 10, 20]).replace("continue", "finish");
+    let report = simulate(&goal, &["guardrails.maxConsecutiveTurns=2"]).unwrap();
+    assert_eq!((report.stops.len(), report.stops[0].number), (1, Some(3)));
+    // The last one ended the loop.
+    assert_eq!(
+        simulate(&goal, &["guardrails.maxConsecutiveTurns=3"])
+            .unwrap()
+            .stops
+            .len(),
+        0
+    );
+    let task = history(&[0, 10, 20]).replace("continue", "task");
+    assert_eq!(
+        simulate(&task, &["guardrails.maxConsecutiveTurns=2"])
+            .unwrap()
+            .stops
+            .len(),
+        0
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@ pub mod process;
 mod sensors;
 mod simulate;
 mod simulate_running;
+mod simulate_settings;
 mod sources;
 mod tasks;
 mod traces;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use agentloop::plugin::simulation::settings;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -134,4 +135,38 @@ async fn a_simulated_limit_stops_a_loop_at_the_call_at_which_it_really_stops() {
         let really = really(&json!({"guardrails": guardrails}), None, pauses).await;
         assert_eq!((simulated(&history, set).await, really), (call, call), "{set}");
     }
+}
+
+#[tokio::test]
+async fn the_command_says_that_a_history_is_empty_and_which_limits_there_are() {
+    let harness = LocalHarness::new();
+    let file = harness.path("a.jsonl");
+    std::fs::write(&file, "").unwrap();
+    let simulate = async |set: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_agentloop"));
+        command.args(["kubectl", "simulate", "--file"]).arg(&file);
+        for change in set {
+            command.args(["--set", change]);
+        }
+        let done = command.output().await.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (done.status.code(), text(&done.stdout), text(&done.stderr))
+    };
+    let (code, out, _) = simulate(&["limits.calls=1"]).await;
+    assert_eq!((code, out.as_str()), (Some(0), "The history has no calls.\n"));
+    for set in [
+        &["limits.token=1"][..],
+        &["limits.calls=-1"],
+        &["limits.calls=1", "limits.calls=2"],
+        &["limits.calls=99999999999999999999"],
+    ] {
+        let (code, out, problem) = simulate(set).await;
+        assert_eq!((code, out.as_str()), (Some(64), ""), "{set:?}: {problem}");
+        assert!(problem.contains("limits."), "{set:?}: {problem}");
+    }
+    let (_, _, problem) = simulate(&["limits.token=1"]).await;
+    assert!(
+        settings::SETTINGS.iter().all(|setting| problem.contains(setting)),
+        "{problem}"
+    );
 }

@@ -1,0 +1,696 @@
+//! Each setting that `simulate --set` accepts, against a loop that really runs under it: what stopped it, before which
+//! call, until when, and what was used until then. All loops are Agents of one run with the same script.
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+
+use agentloop::plugin::simulation::past::{self, PastEvent, PastLoop};
+use agentloop::plugin::simulation::report::{CallSum, SimulatedStop, SimulationReport};
+use agentloop::plugin::simulation::{changes, replay, settings};
+use agentloop::worker::journal::export;
+use jiff::{SignedDuration, Timestamp};
+use pretty_assertions::assert_eq;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+use super::process::{LocalHarness, Run, agent, script};
+use crate::support::ports::free_port;
+
+/// Tokens of each call, and its cost with [`price`].
+const INPUT: i64 = 1_500;
+const OUTPUT: i64 = 100;
+const TOKENS: i64 = INPUT + OUTPUT;
+const COST: i64 = 4_000;
+/// All calls of the script.
+const CALLS: i64 = 9;
+/// Less than any call can use, and more than the bound of one exceeds what it used: the gateway reserves the bound.
+const SLACK: i64 = 1_400;
+/// How much later the loops of one run may start than others, on a loaded machine.
+const LAG: SignedDuration = SignedDuration::from_secs(30);
+
+fn price() -> Value {
+    json!({"inputPerMillion": "2.00", "outputPerMillion": "10.00"})
+}
+
+/// What the calls of the script request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Script {
+    /// A tool that is not there.
+    Plain,
+    /// A file is written.
+    Acts,
+    /// A file is read that is not there.
+    Fails,
+    /// Mode `Goal`: three results that its criterion refuses, and one that it accepts.
+    Goal,
+}
+
+impl Script {
+    const ALL: [Self; 4] = [Self::Plain, Self::Acts, Self::Fails, Self::Goal];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Acts => "acts",
+            Self::Fails => "fails",
+            Self::Goal => "goal",
+        }
+    }
+
+    fn calls(self) -> u64 {
+        match self {
+            Self::Plain | Self::Acts | Self::Fails => CALLS.unsigned_abs(),
+            Self::Goal => 4,
+        }
+    }
+
+    /// Two turns of four calls, of which three request a tool, and the end. Of a goal, four turns of one call.
+    fn turns(self) -> Value {
+        let usage = json!({"inputTokens": INPUT, "outputTokens": OUTPUT});
+        if self == Self::Goal {
+            let finish = |result: &str| json!({"toolCalls": [{"name": "finish", "arguments": {"result": result}}], "usage": usage});
+            return json!([finish("some"), finish("a few"), finish("many"), finish("12 stars")]);
+        }
+        let call = |n: u32| {
+            let (tool, arguments) = match self {
+                Self::Plain | Self::Goal => ("missing", json!({"n": n})),
+                Self::Acts => ("files__write_file", json!({"path": format!("f{n}"), "content": "x"})),
+                Self::Fails => ("files__read_file", json!({"path": format!("missing-{n}")})),
+            };
+            json!({"toolCalls": [{"name": tool, "arguments": arguments}], "usage": usage})
+        };
+        let text = |text: &str| json!({"text": text, "usage": usage});
+        json!([
+            call(1), call(2), call(3), text("one"), call(4), call(5), call(6), text("two"),
+            {"yield": {"mode": "shutdown"}, "usage": usage},
+        ])
+    }
+}
+
+/// What a limit does to the loop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// The first call that is not made, and the state, the reason and the window of the stop.
+    Stops(i64, &'static str, &'static str, Until),
+    /// The turn ends before this call, and the loop goes on.
+    EndsTurn(i64),
+}
+
+/// When a loop continues.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Raised,
+    /// Once usage has left a window of this many seconds, which is counted in pieces.
+    Rolls(i64),
+    /// At a moment of the calendar.
+    Exactly,
+}
+
+/// A setting with a value that trips, and one that just does not.
+struct Comparison {
+    setting: &'static str,
+    script: Script,
+    /// `--set`, and the same with the value that does not trip.
+    trips: Vec<String>,
+    passes: Vec<String>,
+    effect: Effect,
+}
+
+fn words(set: &[&str]) -> Vec<String> {
+    set.iter().map(|text| (*text).to_owned()).collect()
+}
+
+fn row(setting: &'static str, trips: &[&str], passes: &[&str], effect: Effect) -> Comparison {
+    Comparison {
+        setting,
+        script: Script::Plain,
+        trips: words(trips),
+        passes: words(passes),
+        effect,
+    }
+}
+
+fn dollars(micro: i64) -> String {
+    format!("0.{micro:06}")
+}
+
+/// The limits of an AgentBudget, and its window.
+fn of_budgets() -> Vec<Comparison> {
+    use Until::{Exactly, Raised, Rolls};
+    let stops = |until| Effect::Stops(CALLS, "Paused", "BudgetExhausted", until);
+    let (nearly, all) = ((CALLS - 1) * TOKENS + SLACK, CALLS * TOKENS + SLACK);
+    let (cheap, dear) = ((CALLS - 1) * COST + COST - 500, CALLS * COST + COST);
+    let mut rows = Vec::new();
+    for (setting, trips, passes) in [
+        ("limits.calls", 8.to_string(), 9.to_string()),
+        ("limits.tokens", nearly.to_string(), all.to_string()),
+        ("limits.costUSD", dollars(cheap), dollars(dear)),
+    ] {
+        let (trips, passes) = (format!("{setting}={trips}"), format!("{setting}={passes}"));
+        rows.push(row(setting, &[&trips], &[&passes], stops(Raised)));
+    }
+    for (setting, trips, passes) in [
+        ("perAgent.calls", 8.to_string(), 9.to_string()),
+        ("perAgent.tokens", nearly.to_string(), all.to_string()),
+        ("perAgent.costUSD", dollars(cheap), dollars(dear)),
+    ] {
+        let (trips, passes) = (format!("{setting}={trips}"), format!("{setting}={passes}"));
+        rows.push(row(
+            setting,
+            &["limits.calls=1000", &trips],
+            &["limits.calls=1000", &passes],
+            stops(Raised),
+        ));
+    }
+    for (setting, window, effect) in [
+        (
+            "window.rolling.seconds",
+            "window.rolling.seconds=3600",
+            stops(Rolls(3_600)),
+        ),
+        ("window.lifetime", "window.lifetime={}", stops(Raised)),
+        (
+            "window.calendar.period Daily",
+            "window.calendar.period=Daily",
+            stops(Exactly),
+        ),
+        (
+            "window.calendar.period Weekly",
+            "window.calendar.period=Weekly",
+            stops(Exactly),
+        ),
+        (
+            "window.calendar.period Monthly",
+            "window.calendar.period=Monthly",
+            stops(Exactly),
+        ),
+        (
+            "window.calendar.timeZone",
+            "window.calendar={period: Daily, timeZone: Asia/Kathmandu}",
+            stops(Exactly),
+        ),
+        (
+            "onExhausted Stop",
+            "onExhausted=Stop",
+            Effect::Stops(CALLS, "Stopped", "BudgetExhausted", Raised),
+        ),
+        ("onExhausted Pause", "onExhausted=Pause", stops(Raised)),
+        (
+            "onExhausted Ask",
+            "onExhausted=Ask",
+            Effect::Stops(CALLS, "Paused", "BudgetAsk", Raised),
+        ),
+    ] {
+        rows.push(row(
+            setting,
+            &["limits.calls=8", window],
+            &["limits.calls=9", window],
+            effect,
+        ));
+    }
+    rows
+}
+
+fn of_guardrails(now: Timestamp) -> Vec<Comparison> {
+    use Until::{Exactly, Raised, Rolls};
+    let (nearly, all) = ((CALLS - 1) * TOKENS + SLACK, CALLS * TOKENS + SLACK);
+    let (cheap, dear) = ((CALLS - 1) * COST + COST - 500, CALLS * COST + COST);
+    let stops = |call, reason, until| Effect::Stops(call, "Paused", reason, until);
+    let rate = |resource: &str, amount: i64| {
+        format!("guardrails.rateLimits=[{{resource: {resource}, amount: {amount}, windowSeconds: 3600}}]")
+    };
+    let one = |setting, trips: String, passes: String, effect| row(setting, &[&trips], &[&passes], effect);
+    let simple = |setting, trips: i64, passes: i64, effect| {
+        one(
+            setting,
+            format!("{setting}={trips}"),
+            format!("{setting}={passes}"),
+            effect,
+        )
+    };
+    let hours = |from: i64, to: i64| {
+        let at = |hours: i64| (now + SignedDuration::from_hours(hours)).strftime("%H:%M").to_string();
+        format!(
+            "guardrails.activeHours={{timeZone: UTC, start: '{}', end: '{}'}}",
+            at(from),
+            at(to)
+        )
+    };
+    let acts = |row: Comparison| Comparison {
+        script: Script::Acts,
+        ..row
+    };
+    let fails = |row: Comparison| Comparison {
+        script: Script::Fails,
+        ..row
+    };
+    let cool_down = Effect::Stops(8, "Paused", "ConsecutiveToolFailures", Rolls(60));
+    vec![
+        simple(
+            "guardrails.tokensPerHour",
+            nearly,
+            all,
+            stops(CALLS, "TokensPerHour", Rolls(3_600)),
+        ),
+        simple(
+            "guardrails.total.tokens",
+            nearly,
+            all,
+            stops(CALLS, "TotalTokens", Raised),
+        ),
+        one(
+            "guardrails.total.costUSD",
+            format!("guardrails.total.costUSD={}", dollars(cheap)),
+            format!("guardrails.total.costUSD={}", dollars(dear)),
+            stops(CALLS, "TotalCost", Raised),
+        ),
+        simple("guardrails.maxCallsPerTurn", 3, 4, Effect::EndsTurn(4)),
+        simple(
+            "guardrails.maxConsecutiveTurns",
+            2,
+            3,
+            stops(CALLS, "MaxConsecutiveTurns", Rolls(60)),
+        ),
+        one(
+            "guardrails.activeHours",
+            hours(2, 3),
+            hours(-2, 2),
+            stops(1, "OutsideActiveHours", Exactly),
+        ),
+        one(
+            "guardrails.rateLimits LLMCalls",
+            rate("LLMCalls", 8),
+            rate("LLMCalls", 9),
+            stops(CALLS, "RateWindow", Rolls(3_600)),
+        ),
+        one(
+            "guardrails.rateLimits LLMTokens",
+            rate("LLMTokens", 8 * TOKENS),
+            rate("LLMTokens", 8 * TOKENS + 1),
+            stops(CALLS, "RateWindow", Rolls(3_600)),
+        ),
+        acts(one(
+            "guardrails.rateLimits Actions",
+            rate("Actions", 5),
+            rate("Actions", 6),
+            stops(8, "RateWindow", Rolls(3_600)),
+        )),
+        acts(simple(
+            "guardrails.actionsPerMinute",
+            5,
+            6,
+            stops(8, "ActionsPerMinute", Rolls(60)),
+        )),
+        fails(simple("guardrails.maxConsecutiveToolFailures", 6, 7, cool_down)),
+    ]
+}
+
+/// In mode `Goal`, a turn counts whatever its criterion says.
+fn of_goals() -> Comparison {
+    Comparison {
+        script: Script::Goal,
+        ..row(
+            "guardrails.maxConsecutiveTurns",
+            &["guardrails.maxConsecutiveTurns=3"],
+            &["guardrails.maxConsecutiveTurns=4"],
+            Effect::Stops(4, "Paused", "MaxConsecutiveTurns", Until::Rolls(60)),
+        )
+    }
+}
+
+/// The same limits in manifests: the guardrails of an Agent, and an AgentBudget.
+fn written(set: &[String]) -> (Value, Option<Value>) {
+    let (mut guardrails, mut budget) = (json!({}), None);
+    for change in set {
+        let (path, text) = change.split_once('=').unwrap();
+        let value: Value = if path.ends_with("costUSD") {
+            text.into()
+        } else {
+            serde_yaml::from_str(text).unwrap()
+        };
+        let mut place = if path.starts_with("guardrails.") {
+            &mut guardrails
+        } else {
+            budget.get_or_insert_with(|| json!({"limits": {}}))
+        };
+        for part in path.trim_start_matches("guardrails.").split('.') {
+            place = &mut place[part];
+        }
+        *place = value;
+    }
+    if let Some(spec) = &mut budget
+        && spec["window"].is_null()
+    {
+        spec["window"] = json!({"lifetime": {}});
+    }
+    (guardrails, budget)
+}
+
+/// An Agent with a script and limits.
+fn limited(name: &str, script: Script, set: &[String], port: u16) -> Vec<Value> {
+    let (guardrails, budget) = written(set);
+    let budget = budget.map(|spec| (name.to_owned(), spec));
+    under(name, (script, port), &guardrails, budget.into_iter().collect())
+}
+
+/// An Agent under all limits of a script that do not trip.
+fn passing(rows: &[Comparison], script: Script, port: u16) -> Vec<Value> {
+    let (mut guardrails, mut budgets) = (json!({}), Vec::new());
+    for (place, row) in rows.iter().enumerate().filter(|(_, row)| row.script == script) {
+        let (more, budget) = written(&row.passes);
+        join(&mut guardrails, &more);
+        budgets.extend(budget.map(|spec| (format!("passes-{place}"), spec)));
+    }
+    under(
+        &format!("passes-{}", script.name()),
+        (script, port),
+        &guardrails,
+        budgets,
+    )
+}
+
+/// Adds fields and items.
+fn join(to: &mut Value, more: &Value) {
+    match (more, to.as_array_mut()) {
+        (Value::Object(fields), _) => fields.iter().for_each(|(name, value)| join(&mut to[name], value)),
+        (Value::Array(more), Some(items)) => items.extend(more.iter().cloned()),
+        _ => *to = more.clone(),
+    }
+}
+
+fn under(name: &str, (script, port): (Script, u16), guardrails: &Value, budgets: Vec<(String, Value)>) -> Vec<Value> {
+    let mut spec = json!({
+        "instructions": "Be brief. ".repeat(200),
+        "model": {
+            "api": "Scripted", "name": "scripted", "maxOutputTokens": 200, "price": price(),
+            "scripted": {"configMapKeyRef": {"name": script.name(), "key": "turns"}},
+        },
+        "guardrails": guardrails,
+    });
+    if script == Script::Goal {
+        spec["mode"] = json!("Goal");
+        spec["goal"] = json!({
+            "description": "Count the stars.", "acceptanceCriteria": [{"name": "number", "regex": "[0-9]+ stars"}],
+        });
+    } else if script != Script::Plain {
+        spec["tools"] = json!({
+            "servers": [{"name": "files", "url": format!("http://127.0.0.1:{port}/mcp"), "tools": [
+                {"name": "write_file", "effect": "Write"}, {"name": "read_file", "effect": "Read"},
+            ]}],
+            "approval": {"default": "Never"},
+        });
+    }
+    let mut objects = Vec::new();
+    for (budget, limits) in budgets {
+        objects.push(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentBudget", "metadata": {"name": budget}, "spec": limits,
+        }));
+        join(&mut spec, &json!({"budgetRefs": [{"name": budget}]}));
+    }
+    objects.push(agent(name, &spec));
+    objects
+}
+
+/// The toolbox, as a server of the Agents.
+async fn tool_server(harness: &LocalHarness, port: u16) -> Child {
+    let root = harness.path("files");
+    std::fs::create_dir(&root).unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_agentloop"))
+        .args(["toolbox", "--tools", "files", "--listen", &format!("127.0.0.1:{port}")])
+        .arg("--root")
+        .arg(root)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let connected = async {
+        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(super::process::PATIENCE, connected).await.unwrap();
+    child
+}
+
+fn history(harness: &LocalHarness, name: &str) -> PastLoop {
+    let journal = harness
+        .state()
+        .join(format!("volumes/default/{name}-state/worker/journal.sqlite"));
+    let mut lines = Vec::new();
+    export(&journal, &mut lines).unwrap();
+    past::read(std::str::from_utf8(&lines).unwrap()).unwrap()
+}
+
+fn sum(history: &PastLoop, turn: Option<i64>) -> CallSum {
+    let mut sum = CallSum::default();
+    for (_, event) in &history.events {
+        if let PastEvent::Call(call) = event
+            && turn.is_none_or(|turn| turn == call.turn)
+        {
+            sum.add(call.tokens.unwrap(), call.cost.unwrap());
+        }
+    }
+    sum
+}
+
+fn simulated(set: &[String], histories: &[(String, PastLoop)]) -> SimulationReport {
+    let limits = changes::read(None, set).unwrap_or_else(|error| panic!("{set:?}: {error}"));
+    replay::run(&limits, histories).unwrap_or_else(|error| panic!("{set:?}: {error}"))
+}
+
+/// What the report lets through.
+fn let_through(report: &SimulationReport) -> CallSum {
+    CallSum {
+        calls: report.made.calls - report.refused.calls,
+        tokens: report.made.tokens - report.refused.tokens,
+        cost: report.made.cost - report.refused.cost,
+    }
+}
+
+/// The first stop that holds a call.
+fn first_stop(report: &SimulationReport) -> Option<&SimulatedStop> {
+    report.stops.iter().find(|stop| stop.refused.calls > 0)
+}
+
+fn time(line: &Value, field: &str) -> Option<Timestamp> {
+    line[field].as_str().map(|text| text.parse().unwrap())
+}
+
+/// Waits until a loop is where its limit puts it.
+async fn settled(run: &mut Run, name: &str, effect: Option<Effect>) -> Value {
+    match effect {
+        Some(Effect::Stops(_, state, reason, until)) => {
+            run.until(name, &format!("{state} by {reason}"), |line| {
+                let reasons = line["reasons"].as_array();
+                line["state"] == state
+                    && reasons.is_some_and(|reasons| reasons.contains(&json!(reason)))
+                    && (until == Until::Raised || line["resumesAt"].is_string())
+            })
+            .await
+        }
+        Some(Effect::EndsTurn(_)) | None => run.until(name, "at its end", |line| line["outcome"].is_string()).await,
+    }
+}
+
+/// The reason of the pause that a limit of the simulation leads to.
+fn reason_of(limit: &str) -> &str {
+    match limit {
+        "guardrails.total.tokens" => "TotalTokens",
+        "guardrails.total.costUSD" => "TotalCost",
+        "guardrails.tokensPerHour" => "TokensPerHour",
+        "guardrails.maxConsecutiveTurns" => "MaxConsecutiveTurns",
+        "guardrails.maxConsecutiveToolFailures" => "ConsecutiveToolFailures",
+        "guardrails.activeHours" => "OutsideActiveHours",
+        "guardrails.rateLimits" => "RateWindow",
+        "guardrails.actionsPerMinute" => "ActionsPerMinute",
+        other if other.starts_with("AgentBudget ") => "BudgetExhausted",
+        other => other,
+    }
+}
+
+/// Whether a message has the name of a field, if not as a whole, at the end where it is cut.
+fn names_field(message: &str, field: &str) -> bool {
+    let least = field.find('.').unwrap();
+    let ends = |cut: &str| (least..field.len()).any(|end| cut.ends_with(&field[..end]));
+    message.contains(field) || message.strip_suffix('…').is_some_and(ends)
+}
+
+fn compare(row: &Comparison, base: &PastLoop, line: &Value, really: &PastLoop) {
+    let name = row.setting;
+    let histories = [(row.script.name().to_owned(), base.clone())];
+    let report = simulated(&row.trips, &histories);
+    let stop = first_stop(&report).unwrap_or_else(|| panic!("{name}: nothing is refused: {report:?}"));
+    // The reason: the message of the loop names the field that the simulation names.
+    let field = stop.limit.trim_start_matches("AgentBudget ");
+    match row.effect {
+        Effect::EndsTurn(call) => {
+            let made = sum(really, Some(1)).calls;
+            assert_eq!(
+                (stop.number, stop.ends_turn_only),
+                (Some(call.unsigned_abs()), true),
+                "{name}"
+            );
+            assert_eq!(
+                (made + 1, field),
+                (call.unsigned_abs(), "guardrails.maxCallsPerTurn"),
+                "{name}"
+            );
+        }
+        Effect::Stops(call, _, reason, until) => {
+            let made = sum(really, None);
+            assert_eq!(
+                (stop.number, made.calls + 1),
+                (Some(call.unsigned_abs()), call.unsigned_abs()),
+                "{name}"
+            );
+            assert_eq!(let_through(&report), made, "{name}");
+            if reason != "BudgetAsk" {
+                assert_eq!(reason_of(&stop.limit), reason, "{name}");
+                // With a time, the time is shown instead.
+                let named = line["message"]
+                    .as_str()
+                    .is_none_or(|message| names_field(message, field));
+                assert!(named, "{name}: {field} is not in: {line}");
+            }
+            let (really, expected) = (time(line, "resumesAt"), stop.until);
+            match until {
+                Until::Raised => assert_eq!((really, expected), (None, None), "{name}"),
+                Until::Exactly => assert_eq!(expected, really, "{name}"),
+                Until::Rolls(seconds) => {
+                    let apart = really.unwrap().duration_since(expected.unwrap()).abs();
+                    let most = LAG + SignedDuration::from_secs(seconds / 60);
+                    assert!(apart <= most, "{name}: {expected:?}, really {really:?}");
+                }
+            }
+        }
+    }
+    let report = simulated(&row.passes, &histories);
+    assert_eq!(
+        (report.stops.len(), report.refused.calls),
+        (0, 0),
+        "{name} just passes: {report:?}"
+    );
+}
+
+/// Two Agents that share a budget with `onExhausted: Stop`, and the state in which both end.
+fn pairs() -> [(&'static str, Vec<String>); 2] {
+    [
+        (
+            "share",
+            words(&["limits.calls=1000", "perAgent.calls=8", "onExhausted=Stop"]),
+        ),
+        ("all", words(&["limits.calls=12", "onExhausted=Stop"])),
+    ]
+}
+
+fn members(name: &str) -> [String; 2] {
+    ["one", "two"].map(|member| format!("{name}-{member}"))
+}
+
+/// Both Agents, and the budget of the first.
+fn limited_pair(name: &str, set: &[String]) -> Vec<Value> {
+    let [one, two] = members(name);
+    let mut objects = limited(&one, Script::Plain, set, 0);
+    let mut second = limited(&two, Script::Plain, &[], 0);
+    second[0]["spec"]["budgetRefs"] = json!([{"name": one}]);
+    objects.append(&mut second);
+    objects
+}
+
+async fn settled_pairs(run: &mut Run) -> Vec<Value> {
+    let mut states = Vec::new();
+    for (name, _) in pairs() {
+        let state = if name == "share" { "Paused" } else { "Stopped" };
+        for member in members(name) {
+            let stops = Effect::Stops(0, state, "BudgetExhausted", Until::Raised);
+            states.push(settled(run, &member, Some(stops)).await["state"].clone());
+        }
+    }
+    states
+}
+
+/// An exhausted share stops its Agent only; an exhausted budget stops both, wherever they are.
+fn compare_pairs(harness: &LocalHarness, states: &[Value]) {
+    assert_eq!(states, ["Paused", "Paused", "Stopped", "Stopped"]);
+    let base = history(harness, Script::Plain.name());
+    for (name, set) in pairs() {
+        let histories = members(name).map(|member| (member, base.clone()));
+        let report = simulated(&set, &histories);
+        let calls = |member: &String| sum(&history(harness, member), None).calls;
+        let really = members(name).iter().map(calls).sum::<u64>();
+        assert_eq!(let_through(&report).calls, really, "{name}: {report:?}");
+        let stopped: BTreeSet<&str> = report.stops.iter().map(|stop| stop.agent.as_str()).collect();
+        assert_eq!(stopped.len(), 2, "{name}: {report:?}");
+        assert!(
+            report.stops.iter().all(|stop| stop.until.is_none()),
+            "{name}: {report:?}"
+        );
+    }
+}
+
+/// What must have a comparison: each setting, with each value of those that are one of a few.
+fn required() -> BTreeSet<String> {
+    let values = |setting: &str| match setting {
+        "guardrails.rateLimits" => vec!["LLMCalls", "LLMTokens", "Actions"],
+        "window.calendar.period" => vec!["Daily", "Weekly", "Monthly"],
+        "onExhausted" => vec!["Pause", "Ask", "Stop"],
+        _ => Vec::new(),
+    };
+    let each = settings::SETTINGS.iter().flat_map(|setting| {
+        let values = values(setting);
+        if values.is_empty() {
+            vec![(*setting).to_owned()]
+        } else {
+            values.iter().map(|value| format!("{setting} {value}")).collect()
+        }
+    });
+    each.collect()
+}
+
+#[tokio::test]
+async fn each_setting_does_to_a_real_loop_what_its_simulation_says() {
+    let rows: Vec<Comparison> = of_budgets()
+        .into_iter()
+        .chain(of_guardrails(Timestamp::now()))
+        .chain([of_goals()])
+        .collect();
+    let compared: BTreeSet<String> = rows.iter().map(|row| row.setting.to_owned()).collect();
+    assert_eq!(required(), compared, "each setting has a comparison");
+
+    let (mut harness, port) = (LocalHarness::new(), free_port());
+    let _tools = tool_server(&harness, port).await;
+    let mut objects = Vec::new();
+    for kind in Script::ALL {
+        objects.push(script(kind.name(), &kind.turns()));
+        objects.extend(limited(kind.name(), kind, &[], port));
+        objects.extend(passing(&rows, kind, port));
+    }
+    for (place, row) in rows.iter().enumerate() {
+        objects.extend(limited(&format!("trips-{place}"), row.script, &row.trips, port));
+    }
+    objects.extend(pairs().iter().flat_map(|(name, set)| limited_pair(name, set)));
+    harness.write("all.yaml", &objects);
+    let mut run = harness.run(&[]);
+    for kind in Script::ALL {
+        settled(&mut run, kind.name(), None).await;
+        settled(&mut run, &format!("passes-{}", kind.name()), None).await;
+    }
+    let mut lines = Vec::new();
+    for (place, row) in rows.iter().enumerate() {
+        lines.push(settled(&mut run, &format!("trips-{place}"), Some(row.effect)).await);
+    }
+    let pairs = settled_pairs(&mut run).await;
+    run.interrupt().await;
+    run.ended().await;
+    compare_pairs(&harness, &pairs);
+    for kind in Script::ALL {
+        let base = sum(&history(&harness, kind.name()), None);
+        let passed = sum(&history(&harness, &format!("passes-{}", kind.name())), None);
+        assert_eq!((base.calls, passed), (kind.calls(), base), "{}", kind.name());
+    }
+    for (place, (row, line)) in rows.iter().zip(&lines).enumerate() {
+        let base = history(&harness, row.script.name());
+        compare(row, &base, line, &history(&harness, &format!("trips-{place}")));
+    }
+}
