@@ -29,7 +29,7 @@ pub enum GuardrailTrip {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum TripAction {
-    /// The model was told.
+    /// The model was warned.
     Warn,
     /// A tool call, or further calls of the turn, were denied.
     Deny,

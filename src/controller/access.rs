@@ -24,7 +24,7 @@ use crate::support::hash;
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is said of a token that the API server does not accept.
+/// The message about a token that the API server rejects.
 pub(super) const REJECTED_TOKEN: &str =
     "the API server rejected the token: it has expired, or belongs to another cluster or audience";
 /// Most concurrent authorizations; further ones wait.

@@ -248,7 +248,7 @@ async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, ter
     role.await;
 }
 
-/// Runs a role and restarts it until it is told to stop.
+/// Runs a role and restarts it until it is cancelled.
 async fn keep_up<F>(role: &'static str, status: PodStatusWriter, end: CancellationToken, mut run: impl FnMut() -> F)
 where
     F: Future<Output = Result<(), String>> + Send + 'static,

@@ -95,11 +95,11 @@ pub fn kubeconfig(error: &KubeconfigError, file: &str) -> String {
         KubeconfigError::ReadConfig(error, path) => format!("{} cannot be read: {}", path.display(), error.kind()),
         KubeconfigError::Parse(error) => match error.location() {
             Some(at) => format!(
-                "{file} is no valid kubeconfig (line {}, column {})",
+                "{file} is not a valid kubeconfig (line {}, column {})",
                 at.line(),
                 at.column()
             ),
-            None => format!("{file} is no valid kubeconfig"),
+            None => format!("{file} is not a valid kubeconfig"),
         },
         KubeconfigError::MissingClusterUrl => format!("the cluster in {file} has no server"),
         KubeconfigError::ParseClusterUrl(_) => format!("the server in {file} is no valid URL"),

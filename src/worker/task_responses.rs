@@ -22,7 +22,7 @@ const MAX_RETRY: Duration = Duration::from_mins(5);
 /// Refusals in a row that say that the response is wrong, and how long they must continue, until it is given up.
 const MAX_REFUSALS: u32 = 5;
 const MAX_REFUSAL: Duration = Duration::from_mins(10);
-/// The same for all answers other than success: otherwise one response could hold the others back for ever. So many that a
+/// The same for all answers other than success: otherwise one response could block the others forever. The number is so high that a
 /// receiver that was unreachable for a day does not lose a response by the first answer of its return.
 const MAX_FAILURES: u32 = 100;
 const MAX_FAILURE: Duration = Duration::from_hours(24);

@@ -11,7 +11,7 @@ const UNREADABLE: &str = "AnswerUnreadable";
 /// Most missing artifacts that a message names.
 const MAX_PATHS: usize = 5;
 /// How to start a loop again.
-const RESTART: &str = "change the spec or set the annotation agentloop.dev/wake to start from the first step";
+const RESTART: &str = "Change the spec or set the annotation agentloop.dev/wake to restart from the first step";
 
 /// Sets both. Without a report, `LowConfidence` is kept; `Succeeded` follows from the recorded outcome, so that it outlives
 /// the pod and its report.
@@ -88,7 +88,7 @@ fn why(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>)
             "the loop repeated itself, and its continuation was not approved".to_owned()
         }
         (Some(GoalEnd::CallsDenied), _) => {
-            "calls of one tool were denied again and again, and the continuation of the loop was not approved"
+            "calls of one tool were denied too often, and the continuation of the loop was not approved"
                 .to_owned()
         }
         (Some(GoalEnd::LowConfidence), _) => {

@@ -22,11 +22,11 @@ const COMPUTABLE: [&str; 8] = [
 const NOT_COMPUTABLE: [(&str, &str); 2] = [
     (
         "idleTimeoutSeconds",
-        "a history does not have whether a tool result is new",
+        "a history does not record whether a tool result is new",
     ),
     (
         "loopDetection",
-        "a history has only the beginning of long arguments and results",
+        "a history records only the beginning of long arguments and results",
     ),
 ];
 
@@ -193,7 +193,7 @@ fn check_kinds(budget: &AgentBudgetSpec) -> Result<(), PluginError> {
         ] {
             if is_set {
                 return Err(usage(format!(
-                    "{part}.{kind} cannot be simulated: a history has tokens, calls and cost only"
+                    "{part}.{kind} cannot be simulated: a history records only tokens, calls and cost"
                 )));
             }
         }
