@@ -18,7 +18,7 @@ take_pictures() {
   local board arguments=()
   for board in $BOARDS; do
     [ -e "charts/agentloop/dashboards/agentloop-$board.json" ] ||
-      die "there is no board '$board'; BOARDS is a list of names of files in charts/agentloop/dashboards, without agentloop-"
+      die "there is no dashboard '$board'; BOARDS is a list of names of files in charts/agentloop/dashboards, without agentloop-"
     arguments+=("$board=charts/agentloop/dashboards/agentloop-$board.json")
   done
   say "Drawing the last $SHOT_MINUTES minutes of $PROMETHEUS_URL"
