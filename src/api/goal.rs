@@ -312,7 +312,7 @@ pub enum GoalEnd {
     CriteriaMet,
     /// The loop repeated itself, and its continuation was not approved.
     LoopDetected,
-    /// Calls of one tool were denied again and again, and the continuation of the loop was not approved.
+    /// Calls of one tool were denied too often, and the continuation of the loop was not approved.
     CallsDenied,
     /// The confidence was too low, and the continuation was not approved.
     LowConfidence,

@@ -13,18 +13,18 @@ use super::tools::SecretRef;
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskSpec {
     /// The Agent's own task, at most 32,768 characters. It runs once for each version of the spec, or repeatedly
-    /// with `minIntervalSeconds`. `suspend` does not count as a
-    /// change. Absent: the agent is purely reactive and waits for the tasks of Sensors.
+    /// with `minIntervalSeconds`. `suspend` does not count as a change. Absent: the agent is purely reactive and waits
+    /// for the tasks of Sensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32768))]
     pub prompt: Option<String>,
-    /// If set, `prompt` runs again whenever no other task is waiting and this many seconds have passed since its last run
-    /// ended, 1 to 31,536,000. Absent: it runs once for each version of the spec.
+    /// If set, `prompt` runs again whenever no other task is waiting and this many seconds have passed since its last
+    /// run ended, 1 to 31,536,000. Absent: it runs once for each version of the spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub min_interval_seconds: Option<u32>,
-    /// If set, the pod of an Agent that has had no task for this many seconds, 1 to 86,400, is deleted. The next task of a Sensor with
-    /// its own pod, or of a user, creates a pod again. Absent: the pod stays.
+    /// If set, the pod of an Agent without a task is deleted after this many seconds, 1 to 86,400. The next task of a
+    /// Sensor with its own pod, or of a user, creates a pod again. Absent: the pod stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub idle_pod_seconds: Option<u32>,
@@ -46,8 +46,8 @@ pub struct TaskSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub responses: Option<TaskResponsesSpec>,
     /// JSON schema of the response, with at most 16 patterns. If set, a task completes only with a response that matches it: the arguments of the
-    /// tool `finish`, or an answer that consists of such JSON. Any other answer is reported to the model, which continues,
-    /// within the limits. References to other documents are not supported.
+    /// tool `finish`, or an answer that consists of such JSON. Any other answer is reported to the model, which
+    /// continues, within the limits. References to other documents are not supported.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schemars(schema_with = "response_schema")]
     pub response_schema: Map<String, Value>,

@@ -111,10 +111,11 @@ pub struct ApprovalRules {
     /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
     #[schemars(range(min = 60, max = 604_800))]
     pub timeout_seconds: u32,
-    /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`: the call
-    /// gets a result which states that it waits, and the loop continues. An approved call runs when no other tool runs; a notification of high
-    /// priority then shows the model its result, of which at most 1.5 KiB are shown, and ends a sleep. At most 8 calls wait in this way, with
-    /// arguments of at most 64 KiB in total; with more, the loop is paused.
+    /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`:
+    /// the call gets a result which states that it waits, and the loop continues. An approved call runs when no other
+    /// tool runs; a notification of high priority then shows the model its result, of which at most 1.5 KiB are shown,
+    /// and ends a sleep. At most 8 calls wait in this way, with arguments of at most 64 KiB in total; with more, the
+    /// loop is paused.
     #[serde(skip_serializing_if = "WhilePending::is_pause")]
     pub while_pending: WhilePending,
 }

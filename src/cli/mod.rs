@@ -77,7 +77,7 @@ enum Command {
     /// Serve an MCP server that uses standard input and output over HTTP (in the Agent's pod, in the server's image).
     #[command(hide = true)]
     McpBridge(mcp_bridge::McpBridgeArgs),
-    /// Copy this binary to a folder, for a container with another image.
+    /// Copy this binary to a directory, for a container with another image.
     #[command(hide = true)]
     ToolboxInstall(toolbox::InstallArgs),
     /// Run one command of the toolbox, and end what it started.

@@ -214,7 +214,7 @@ fn rejected() -> ClientRefusal {
     }
 }
 
-/// Asks about a right of this user, which the caller adds.
+/// Asks about a permission of this user, which the caller adds.
 pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     SubjectAccessReviewSpec {
         user: user.username,
@@ -225,7 +225,7 @@ pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     }
 }
 
-/// The right to do this with an Agent.
+/// The permission to do this with an Agent.
 fn right(agent: &NamespacedName, action: ClientAction) -> ResourceAttributes {
     ResourceAttributes {
         verb: Some(action.verb().into()),

@@ -192,7 +192,10 @@ mod tests {
                 format!(r#"{{"authorization":"{bearer}"}}"#),
                 r#"{"authorization":"[redacted]"}"#.to_owned(),
             ),
-            (r#"{"a":"pass\"word\\1"}"#.to_owned(), r#"{"a":"[redacted]"}"#.to_owned()),
+            (
+                r#"{"a":"pass\"word\\1"}"#.to_owned(),
+                r#"{"a":"[redacted]"}"#.to_owned(),
+            ),
             (r#"raw pass"word\1"#.to_owned(), "raw [redacted]".to_owned()),
             ("czNjcjN0LXQwa2VuL2ErYg==".to_owned(), "[redacted]==".to_owned()),
             (format!("{TOKEN}{TOKEN}"), "[redacted][redacted]".to_owned()),

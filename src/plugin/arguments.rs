@@ -101,7 +101,7 @@ pub enum PluginCommand {
     /// Show AgentBudgets, or add to their limits.
     #[command(subcommand)]
     Budget(BudgetCommand),
-    /// Simulate the effect of changed limits on the past calls of running Agents, or on histories in files.
+    /// Simulate the effect of changed limits on past calls of running Agents, or on histories in files.
     Simulate(SimulateArgs),
     /// Check that the cluster can run Agents and accepts a new one, and what you may do.
     Check(CheckArgs),
@@ -261,8 +261,8 @@ pub struct CostArgs {
     /// What each row sums.
     #[arg(long, value_name = "WHAT", default_value = "agent")]
     pub(super) by: CostGroup,
-    /// Only the usage of approximately this period, such as 24h or 7d, as recorded in the windows of AgentBudgets. Column FROM has the
-    /// time from which on a row counts. Not with --by model.
+    /// Only the usage of approximately this period, such as 24h or 7d, as recorded in the windows of AgentBudgets.
+    /// Column FROM has the time from which on a row counts. Not with --by model.
     #[arg(long, value_name = "DURATION", value_parser = since)]
     pub(super) since: Option<jiff::SignedDuration>,
 }
@@ -340,7 +340,7 @@ pub struct SimulateArgs {
     /// window.rolling.seconds=86400, guardrails.maxCallsPerTurn=10. Without --budget, a window never ends.
     #[arg(long, value_name = "PATH=VALUE")]
     pub(super) set: Vec<String>,
-    /// Only calls in the period of this length before now, such as 24h or 3d.
+    /// Only calls made within this time before now, such as 24h or 3d.
     #[arg(long, value_name = "DURATION", value_parser = since)]
     pub(super) since: Option<jiff::SignedDuration>,
 }

@@ -10,7 +10,7 @@ use super::link::LinkFailure;
 /// What the process returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// The command did what it was asked.
+    /// The command succeeded.
     Success,
     /// The command failed, the task failed, or a check found a problem.
     Failure,

@@ -65,7 +65,7 @@ const USE: &str = "The plugin is the same static binary as everything else, unde
     ln -s agentloop ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
 
 `agentloop kubectl status` does the same without a link. For [Krew](https://krew.sigs.k8s.io), `hack/krew.sh` writes the archive and the manifest of a
-release. `kubectl agentloop check` tells whether the cluster can run Agents, and what you may
+release. `kubectl agentloop check` shows whether the cluster can run Agents, and what you may
 do.
 
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
@@ -97,7 +97,7 @@ approve and does not write budgets; `view` reads.
 ";
 
 const TAIL: &str = "
-`approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
+`approve` and `deny` write under your own name, which the API server returns (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. Port-forwards and commands in pods over WebSockets need `get` on
 `pods/portforward` and `pods/exec` too. `pods/exec` is not in the chart's roles; Kubernetes' own `edit` and `admin` have it.
 `check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller, and create an Agent as a dry run; what you may
@@ -109,7 +109,7 @@ as you may.
 `run` sends a [request](../tasks/requests.md) with an id and waits for its end, over any number of connections. The result goes to standard output, everything else to
 standard error. If it is interrupted, the task continues; the same command with `--id` waits for it again and requests nothing twice.
 
-Tasks of one Agent share no conversation. `chat` therefore sends what was said before with each message, up to 48 KiB, and leaves out the oldest
+Tasks of one Agent share no conversation. `chat` therefore sends the earlier conversation with each message, up to 48 KiB, and leaves out the oldest
 messages.
 
 ## Simulate a limit
@@ -124,15 +124,15 @@ prompts and answers: it is kept in memory only, and whoever may not run commands
 version of the plugin. A history in a file may be of an Agent that is gone; with files only, no cluster is needed.
 
 The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits. The result is when the first of them would have been
-refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, what was before counts nowhere: windows begin empty.
+refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, earlier usage is not counted: windows start empty.
 
 | limit | |
 |---|---|
 | `limits`, `perAgent`: `tokens`, `calls`, `costUSD`; `window`, `onExhausted` | of an AgentBudget |
-| `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named hold nothing |
+| `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named limit nothing |
 | `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not have what they count |
 
-Calls stay at their times: a loop that was stopped would have gone on later, with other calls. The first stop is therefore more exact than those after it.
+Calls keep their recorded times: a loop that was stopped would have continued later, with different calls. The first stop is therefore more exact than those after it.
 A gateway needs room for the most that a call can use, and shortens its output to what is left; the simulation needs what the call used.
 
 ## Reports

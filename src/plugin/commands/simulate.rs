@@ -37,7 +37,7 @@ pub(super) async fn of_agents(
     simulation.show((session.format, session.now()), histories, screen)
 }
 
-/// What is asked for, which is read before any history is.
+/// The request, which is parsed before any history is read.
 struct SimulateRequest<'a> {
     limits: changes::SimulatedLimits,
     arguments: &'a SimulateArgs,

@@ -140,7 +140,7 @@ fn others() -> Vec<(&'static str, Agent)> {
         "loop": {"state": "Stopped", "outcome": "Completed"}});
     let failed = json!({"conditions": [condition("Succeeded", "False", "Failed", "all steps are used (spec.goal.maxSteps)")],
         "loop": {"state": "Stopped", "outcome": "Failed"}});
-    let detected = json!({"conditions": [condition("LoopDetected", "True", "RepeatedRequest", "seen from outside")],
+    let detected = json!({"conditions": [condition("LoopDetected", "True", "RepeatedRequest", "detected from the gateway's counters")],
         "loop": {"state": "Running"}});
     let running = json!({"observedGeneration": 2, "loop": {"state": "Running", "consecutiveErrors": 2},
         "gates": [{"id": "tools-github-e3-1", "kind": "ToolDefinitionsChanged", "tool": "github", "argumentsHash": "aa", "openedAt": NOW}],
