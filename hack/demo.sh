@@ -89,7 +89,7 @@ until_budget() { # CONDITION: shows one line for each change until it is True
 
 turns() { kube -n "$namespace" get agents.agentloop.dev "$1" -o 'jsonpath={.status.usage.turns}'; }
 
-until_more_turns() { # AGENT TURNS: until it has completed more than so many
+until_more_turns() { # AGENT TURNS: until it has completed more than this number
   local _
   for _ in $(seq 120); do
     [ "$(turns "$1")" -le "$2" ] || return 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# node-env.sh DIR: installs (once) what the package-lock.json in a folder under hack/ names, without running any of its
-# scripts, and prints the folder that has node_modules.
+# node-env.sh DIR: installs (once) what the package-lock.json in a directory under hack/ names, without running any of its
+# scripts, and prints the directory that has node_modules.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 source=$ROOT/hack/$1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tools-image.sh: assembles (once) the root filesystem of the image that the tests use for containers of tools, and prints its
-# folder: busybox, Node.js, and the MCP project's own test server under /app.
+# directory: busybox, Node.js, and the MCP project's own test server under /app.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 "$ROOT/hack/packages.sh" test >&2

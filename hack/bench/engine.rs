@@ -193,7 +193,7 @@ fn settings(context_tokens: u32) -> EngineSettings {
         light_structured_output: StructuredOutput::Disabled,
         approval_timeout: SignedDuration::from_hours(1),
         defers_approvals: false,
-        // They are called again and again.
+        // They are called repeatedly.
         loop_detection: LoopDetection {
             exempt_tools: vec!["bank__pay".to_owned(), "files__read".to_owned()],
             ..LoopDetection::default()

@@ -4,7 +4,7 @@
 #   PROMETHEUS_URL=http://...  takes them of what that Prometheus has, and starts nothing else
 #   SHOT_MINUTES=n             minutes that the pictures show; default: those of the run, or 60
 #   SCRAPE_SECONDS=n           interval at which that Prometheus scrapes; default 15
-#   OUT=folder                 where the pictures go   BOARDS="fleet agent"   only these
+#   OUT=DIR                    where the pictures go   BOARDS="fleet agent"   only these
 #   KEEP=1                     leaves the cluster, for a look around; `make demo-down` removes it
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
@@ -18,7 +18,7 @@ take_pictures() {
   local board arguments=()
   for board in $BOARDS; do
     [ -e "charts/agentloop/dashboards/agentloop-$board.json" ] ||
-      die "there is no board '$board'; BOARDS is a list of names of files in charts/agentloop/dashboards, without agentloop-"
+      die "there is no dashboard '$board'; BOARDS is a list of names of files in charts/agentloop/dashboards, without agentloop-"
     arguments+=("$board=charts/agentloop/dashboards/agentloop-$board.json")
   done
   say "Drawing the last $SHOT_MINUTES minutes of $PROMETHEUS_URL"

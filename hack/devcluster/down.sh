@@ -5,7 +5,7 @@
 set -uo pipefail
 . "$(dirname "$0")/settings.sh"
 [ -e "$RUN" ] || exit 0
-[ -f "$RUN/.devcluster" ] || die "$RUN is not the folder of a cluster; not touching it"
+[ -f "$RUN/.devcluster" ] || die "$RUN is not the directory of a cluster; not touching it"
 
 # stop NAME...: TERM to the process groups, after 5 s KILL.
 stop() {

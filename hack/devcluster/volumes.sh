@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # volumes.sh create: the storage class and its static volumes, directories under $RUN/volumes.
-# volumes.sh reclaim DIR: empties a volume whose claim is gone and offers it again, for ever; up.sh starts it.
+# volumes.sh reclaim DIR: empties a volume whose claim is gone and offers it again, forever; up.sh starts it.
 set -euo pipefail
 . "$(dirname "$0")/settings.sh"
 

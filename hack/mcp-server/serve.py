@@ -40,7 +40,7 @@ options = options.parse_args()
 
 
 class Server(MCPServer):
-    """Gives its list in pages when it is told to."""
+    """Gives its list in pages on request."""
 
     async def _handle_list_tools(self, ctx, params):
         tools = await self.list_tools()
@@ -122,7 +122,7 @@ def odd() -> str:
 
 @server.tool()
 async def grow(name: str, ctx: Context, description: str = "Was not there before.") -> str:
-    """Adds a tool, or replaces it, and tells everybody."""
+    """Adds a tool, or replaces it, and notifies all clients."""
     # There is no public way to replace a tool that both generations have.
     server._tool_manager._tools.pop(name, None)
     server.add_tool(lambda: "new", name=name, description=description)

@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def client_gone(connection, wait_milliseconds=0):
-    """Whether the other side has closed; waits at most so long for it. Leaves the socket's own settings alone."""
+    """Whether the other side has closed; waits at most this long for it. Leaves the socket's own settings alone."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(wait_milliseconds))

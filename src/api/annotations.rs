@@ -1,4 +1,4 @@
-//! Names of the annotations with which people ask something of an Agent or an AgentBudget.
+//! Names of the annotations by which users send requests to an Agent or an AgentBudget.
 
 /// Annotation on an Agent: ends a sleep, or starts a loop that has ended again; once per value.
 pub const WAKE: &str = "agentloop.dev/wake";

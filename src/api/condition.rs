@@ -107,7 +107,7 @@ pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) {
 /// Reason of a condition that was True and no longer applies.
 const INACTIVE: &str = "Inactive";
 
-/// Says of a condition that it does not apply: one that is there becomes False. A condition that never was True is not
+/// Marks a condition as not applicable: an existing one becomes False. A condition that never was True is not
 /// added, so that an object shows only the limits that once applied to it.
 pub fn clear(conditions: &mut [Condition], type_: ConditionType, generation: Option<i64>, now: jiff::Timestamp) {
     if let Some(old) = conditions.iter_mut().find(|old| old.type_ == type_.as_ref()) {

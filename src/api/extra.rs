@@ -52,8 +52,8 @@ pub const OWN_FIELDS: [(&str, &str); 14] = [
     ("tools", "objects"),
 ];
 
-/// Fields of a request, in both wire formats and their servers, that raise the bill above its bound, bypass the output
-/// limit, or return the answer in a way that is not metered; with their types.
+/// Fields of a request, in any wire format and on any of its servers, that raise the bill above its bound, bypass the
+/// output limit, or return the answer in a way that is not metered; with their types.
 pub const REFUSED_FIELDS: [(&str, &str); 47] = [
     ("n", "integer"),
     ("anthropic_beta", "strings"),

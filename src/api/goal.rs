@@ -46,7 +46,7 @@ pub struct GoalSpec {
     #[schemars(range(min = 1, max = 1000))]
     pub max_steps: u32,
     /// Maximum number of attempts at one step, 1 to 10. An attempt fails if all of its tool calls fail, or if its turn
-    /// fails. The next one begins 2, 4, 8, … seconds later, is told the error, and may not begin with a call that has
+    /// fails. The next one begins 2, 4, 8, … seconds later, receives the error, and may not begin with a call that has
     /// already failed. Defaults to 3.
     #[serde(default = "default_max_attempts")]
     #[schemars(range(min = 1, max = 10))]
@@ -341,7 +341,7 @@ pub enum GoalEnd {
     CriteriaMet,
     /// The loop repeated itself, and its continuation was not approved.
     LoopDetected,
-    /// Calls of one tool were denied again and again, and the continuation of the loop was not approved.
+    /// Calls of one tool were denied too often, and the continuation of the loop was not approved.
     CallsDenied,
     /// The confidence was too low, and the continuation was not approved.
     LowConfidence,

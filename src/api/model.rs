@@ -64,7 +64,7 @@ pub enum ToolCalling {
 /// Which requests carry the JSON schema of their answer.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StructuredOutput {
-    /// None: what an answer must look like is said in words only.
+    /// None: the form of an answer is only described in the prompt.
     #[default]
     Disabled,
     /// Those without tools: questions of the runtime that are answered with one JSON object.

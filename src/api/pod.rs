@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bounds::{self, DNS_SUBDOMAIN};
 
-/// Storage of the loop's journal and the gateway's records.
+/// Storage of the loop's journal and the gateway's call store.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [{

@@ -101,8 +101,8 @@ pub struct SensorSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"]))]
     pub updates: Vec<HotStateUpdate>,
-    /// Named conditions on events, at most 16. With signals, only those that hold give a notification. Without signals,
-    /// each accepted event gives one if `notification` or `task` is set or if there are no `updates`.
+    /// Named conditions on events, at most 16. With signals, only those that hold create a notification. Without signals,
+    /// each accepted event creates one if `notification` or `task` is set or if there are no `updates`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub signals: Vec<SignalSpec>,
@@ -216,7 +216,7 @@ pub struct HotStateUpdate {
     /// Name of the field in the receivers' `spec.hotState.fields`.
     #[schemars(length(min = 1, max = 63), regex(pattern = FIELD))]
     pub field: String,
-    /// CEL expression that gives the value, over `payload` (that of the event), `previous` (that of the last accepted
+    /// CEL expression that returns the value, over `payload` (that of the event), `previous` (that of the last accepted
     /// event, or null) and `now` (seconds since 1970). `payload` alone is the whole payload. In addition to the
     /// operators and macros of CEL: contains, startsWith, endsWith, matches, lowerAscii, size, min, max, slice(from,
     /// to), string, int, double, json and epochSeconds (of an RFC 3339 time).
@@ -248,7 +248,7 @@ pub struct SignalSpec {
     /// `Both` holds.
     #[serde(default)]
     pub gate: SignalGate,
-    /// Whether the signal gives a notification. If false, it only wakes loops that wait for it. Defaults to true.
+    /// Whether the signal creates a notification. If false, it only wakes loops that wait for it. Defaults to true.
     #[serde(default = "yes")]
     pub notify: bool,
     /// Priority of the notification. `Low`: shown last, dropped first. `Normal`, the default: shown in the next turn.
@@ -311,7 +311,7 @@ pub enum SignalPriority {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct NotificationSpec {
-    /// CEL expression over `payload`, `previous` and `now` that gives the text. Without `notification` it is the
+    /// CEL expression over `payload`, `previous` and `now` that returns the text. Without `notification` it is the
     /// payload as JSON, truncated to 2,048 bytes.
     #[schemars(length(min = 1, max = 4096))]
     pub text: String,
@@ -321,7 +321,7 @@ pub struct NotificationSpec {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct EventTaskSpec {
-    /// CEL expression over `payload`, `previous` and `now` that gives the text of the task, at most 2,048 bytes. One per
+    /// CEL expression over `payload`, `previous` and `now` that returns the text of the task, at most 2,048 bytes. One per
     /// event, however many signals hold. Without signals, each accepted event is a task. An agent in another mode than
     /// `Task` receives it as a notification that starts with `Task: `.
     #[schemars(length(min = 1, max = 4096))]

@@ -12,19 +12,19 @@ use super::tools::SecretRef;
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TaskSpec {
-    /// A task of the agent's own, at most 32,768 characters. It is worked on once for each version of the spec, or again and
-    /// again with `minIntervalSeconds`. `suspend` does not count as a
-    /// change. Absent: the agent is purely reactive and waits for the tasks of Sensors.
+    /// The Agent's own task, at most 32,768 characters. It runs once for each version of the spec, or repeatedly
+    /// with `minIntervalSeconds`. `suspend` does not count as a change. Absent: the agent is purely reactive and waits
+    /// for the tasks of Sensors.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32768))]
     pub prompt: Option<String>,
-    /// If set, `prompt` is a task again whenever no other task waits and so many seconds have passed since the last one of it
-    /// ended, 1 to 31,536,000. Absent: it is worked on once for each version of the spec.
+    /// If set, `prompt` runs again whenever no other task is waiting and this many seconds have passed since its last
+    /// run ended, 1 to 31,536,000. Absent: it runs once for each version of the spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 31_536_000))]
     pub min_interval_seconds: Option<u32>,
-    /// If set, an Agent without a task gives its pod back after so many seconds, 1 to 86,400. The next task of a Sensor with
-    /// its own pod, or of a user, creates a pod again. Absent: the pod stays.
+    /// If set, the pod of an Agent without a task is deleted after this many seconds, 1 to 86,400. The next task of a
+    /// Sensor with its own pod, or of a user, creates a pod again. Absent: the pod stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub idle_pod_seconds: Option<u32>,
@@ -46,8 +46,8 @@ pub struct TaskSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub responses: Option<TaskResponsesSpec>,
     /// JSON schema of the response, with at most 16 patterns. If set, a task completes only with a response that matches it: the arguments of the
-    /// tool `finish`, or an answer that consists of such JSON. The model is told about any other answer and continues,
-    /// within the limits. References to other documents are not supported.
+    /// tool `finish`, or an answer that consists of such JSON. Any other answer is reported to the model, which
+    /// continues, within the limits. References to other documents are not supported.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schemars(schema_with = "response_schema")]
     pub response_schema: Map<String, Value>,
@@ -65,7 +65,7 @@ pub struct TaskResponsesSpec {
 /// (`responses`, or `agent-errors` for a task that failed), `id`, `outcome`, `result` or `error`, `reason`, `iterations`
 /// and `tokensUsed`. The header `Idempotency-Key` is the same each time a response is sent. Any status 2xx accepts it.
 /// Other statuses and lost connections are retried with exponential backoff, up to 5 minutes apart; a response that the
-/// server refuses for ten minutes with a status that says that it is wrong, such as 400 or 422, is given up.
+/// server rejects for ten minutes with a status for an invalid request, such as 400 or 422, is dropped.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ResponseEndpoint {

@@ -78,7 +78,7 @@ pub struct ToolsSpec {
     #[serde(default)]
     pub approval: ApprovalRules,
     /// Grants of the Agent, at most 32: names that servers require in `requiredGrant`. The tools of a server whose grant is
-    /// missing are offered, but every call of them is denied, and the model is told which grant is missing.
+    /// missing are offered, but every call of them is denied with a result that names the missing grant.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "set", "items" = {
         "type": "string",
@@ -112,10 +112,11 @@ pub struct ApprovalRules {
     /// Time in which a call must be approved, in seconds, 60 to 604,800 (a week); then it is denied. Defaults to 3,600.
     #[schemars(range(min = 60, max = 604_800))]
     pub timeout_seconds: u32,
-    /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`: the model is
-    /// told that the call waits, and continues. An approved call runs when no other tool runs; a notification of high
-    /// priority then tells the model its result, of which at most 1.5 KiB are shown, and ends a sleep. At most 8 calls wait in this way, with
-    /// arguments of at most 64 KiB in total; with more, the loop is paused.
+    /// What the loop does while a call waits for its approval. `Pause`, the default: the loop is paused. `Continue`:
+    /// the call gets a result which states that it waits, and the loop continues. An approved call runs when no other
+    /// tool runs; a notification of high priority then shows the model its result, of which at most 1.5 KiB are shown,
+    /// and ends a sleep. At most 8 calls wait in this way, with arguments of at most 64 KiB in total; with more, the
+    /// loop is paused.
     #[serde(skip_serializing_if = "WhilePending::is_pause")]
     pub while_pending: WhilePending,
 }
@@ -137,7 +138,7 @@ pub enum WhilePending {
     /// It is paused.
     #[default]
     Pause,
-    /// It goes on without the result of the call.
+    /// It continues without the result of the call.
     Continue,
 }
 

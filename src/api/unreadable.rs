@@ -1,4 +1,4 @@
-//! What a deserializer says of a document, without the document's content.
+//! Errors of deserializers, without the content of the document.
 //!
 //! Errors of `serde` quote the value that does not fit. Status and logs have more readers than the document.
 

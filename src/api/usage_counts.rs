@@ -29,7 +29,7 @@ pub enum GuardrailTrip {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum TripAction {
-    /// The model was told.
+    /// The model was warned.
     Warn,
     /// A tool call, or further calls of the turn, were denied.
     Deny,
@@ -96,7 +96,7 @@ pub struct LoopCounts {
     /// Number of actions: tool runs with an effect other than `Read`.
     #[schemars(range(min = 0))]
     pub actions: i64,
-    /// Number of tool calls of the model that were rejected and not run: unknown tool, invalid arguments, a tool that was
+    /// Number of tool calls of the model that were denied and not run: unknown tool, invalid arguments, a tool that was
     /// denied too often in the turn, a server that has not answered yet, or a call that was cut at the output limit.
     #[schemars(range(min = 0))]
     pub denied_tool_calls: i64,

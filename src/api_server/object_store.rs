@@ -1,7 +1,7 @@
 //! The objects of a server: versions, generations, uids, deletion, and the history that watches read.
 //!
-//! All kinds are stored alike, except that a pod on a node ends in two steps. Nothing is validated here, and no rights
-//! are checked. Knows neither HTTP nor the meaning of the objects.
+//! All kinds are stored alike, except that a pod on a node ends in two steps. Nothing is validated here, and no
+//! permissions are checked. Knows neither HTTP nor the meaning of the objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;

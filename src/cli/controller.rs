@@ -158,7 +158,8 @@ pub(super) struct ControllerArgs {
     /// File with the key that signs them: whsec_ and base64, or raw bytes.
     #[arg(long, env = "AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE")]
     approval_webhook_secret_file: Option<PathBuf>,
-    /// File with the connection string of the Postgres database that stores the histories of Agents; absent: none does.
+    /// File with the connection string of the Postgres database that stores the histories of Agents; absent: histories
+    /// are not stored in a database.
     #[arg(long, env = "AGENTLOOP_HISTORY_POSTGRES_FILE")]
     history_postgres_file: Option<PathBuf>,
     /// PEM file with the CA of that database's certificate; takes precedence over sslrootcert in the connection string.

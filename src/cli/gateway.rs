@@ -24,7 +24,7 @@ pub(super) struct GatewayArgs {
     /// Socket to listen on.
     #[arg(long, env = "AGENTLOOP_SOCKET", default_value = SOCKET_PATH)]
     socket: PathBuf,
-    /// Directory of the call record.
+    /// Directory of the call store.
     #[arg(long, env = "AGENTLOOP_RECORD_DIR", default_value = RECORD_DIR)]
     record_dir: PathBuf,
     /// Mounted script of the model (api Scripted).

@@ -66,7 +66,7 @@ enum Command {
     Crds(crds::CrdsArgs),
     /// Print the Grafana dashboards, or write them to a directory.
     Dashboards(dashboards::DashboardsArgs),
-    /// See and control the Agents of a cluster; as a kubectl plugin: `kubectl agentloop`.
+    /// Inspect and control the Agents of a cluster; as a kubectl plugin: `kubectl agentloop`.
     Kubectl(Box<PluginArgs>),
     /// Exit with 0 if the gateway of this pod is healthy.
     Probe(probe::ProbeArgs),
@@ -77,13 +77,13 @@ enum Command {
     /// Serve an MCP server that uses standard input and output over HTTP (in the Agent's pod, in the server's image).
     #[command(hide = true)]
     McpBridge(mcp_bridge::McpBridgeArgs),
-    /// Copy this binary to a folder, for a container with another image.
+    /// Copy this binary to a directory, for a container with another image.
     #[command(hide = true)]
     ToolboxInstall(toolbox::InstallArgs),
     /// Run one command of the toolbox, and end what it started.
     #[command(hide = true, name = crate::toolbox::SUPERVISE)]
     Supervise,
-    /// Become a program, with limits.
+    /// Apply resource limits, then execute a program in place of this process.
     #[command(hide = true, name = crate::toolbox::LAUNCH)]
     Launch(toolbox::LaunchArgs),
 }

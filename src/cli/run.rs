@@ -52,7 +52,7 @@ pub(super) struct LocalRunArgs {
     state: PathBuf,
     /// Directory used as the workspace of every Agent with spec.workspace; defaults to volumes/<namespace>/<claim> in
     /// the state.
-    #[arg(long, env = "AGENTLOOP_WORKSPACE", value_name = "DIR", value_parser = folder)]
+    #[arg(long, env = "AGENTLOOP_WORKSPACE", value_name = "DIR", value_parser = directory)]
     workspace: Option<PathBuf>,
     /// Maximum duration of the run, in seconds.
     #[arg(
@@ -108,7 +108,7 @@ impl LocalRunArgs {
             print: self.events,
             recent: run.recent_events(),
         };
-        start_log(run.state_folder(), table, sinks)?;
+        start_log(run.state_directory(), table, sinks)?;
         let threads = std::thread::available_parallelism().map_or(FEWEST_THREADS, usize::from);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads.max(FEWEST_THREADS))
@@ -122,7 +122,7 @@ impl LocalRunArgs {
         };
         let ended = runtime.block_on(async {
             let interrupted = CancellationToken::new();
-            end_on_signals(&interrupted, run.private_folder()).context("cannot install signal handlers")?;
+            end_on_signals(&interrupted, run.private_directory()).context("cannot install signal handlers")?;
             let mut out = std::io::stdout();
             Box::pin(run.run(output, &mut out, interrupted)).await.map_err(honest)
         });
@@ -137,7 +137,7 @@ impl LocalRunArgs {
 }
 
 /// An existing directory, as an absolute path.
-fn folder(text: &str) -> Result<PathBuf, String> {
+fn directory(text: &str) -> Result<PathBuf, String> {
     let path = Path::new(text).canonicalize().map_err(|error| error.to_string())?;
     if path.is_dir() {
         Ok(path)

@@ -26,14 +26,14 @@ impl ToolboxArgs {
 /// Arguments of `agentloop toolbox-install`.
 #[derive(ClapArgs, Debug)]
 pub(super) struct InstallArgs {
-    /// The folder: a volume that the other container mounts.
-    folder: PathBuf,
+    /// The directory: a volume that the other container mounts.
+    directory: PathBuf,
 }
 
 impl InstallArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        let folder = self.folder.display();
-        toolbox::install(&self.folder).with_context(|| format!("cannot copy to {folder}"))
+        let directory = self.directory.display();
+        toolbox::install(&self.directory).with_context(|| format!("cannot copy to {directory}"))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::support::hash;
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is said of a token that the API server does not accept.
+/// The message about a token that the API server rejects.
 pub(super) const REJECTED_TOKEN: &str =
     "the API server rejected the token: it has expired, or belongs to another cluster or audience";
 /// Most concurrent authorizations; further ones wait.
@@ -214,7 +214,7 @@ fn rejected() -> ClientRefusal {
     }
 }
 
-/// Asks about a right of this user, which the caller adds.
+/// Asks about a permission of this user, which the caller adds.
 pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     SubjectAccessReviewSpec {
         user: user.username,
@@ -225,7 +225,7 @@ pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     }
 }
 
-/// The right to do this with an Agent.
+/// The permission to do this with an Agent.
 fn right(agent: &NamespacedName, action: ClientAction) -> ResourceAttributes {
     ResourceAttributes {
         verb: Some(action.verb().into()),

@@ -149,7 +149,7 @@ impl LinkCertificates {
     }
 }
 
-/// Waits for so long, or until the clock was set: what was made by a wrong clock is not to last until the next look.
+/// Waits for this long, or until the clock was set: what was made by a wrong clock is not to last until the next look.
 async fn wait(pause: Duration, clock: &WallClock) {
     let (start, began) = (Instant::now(), clock());
     while start.elapsed() < pause {

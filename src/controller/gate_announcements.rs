@@ -21,7 +21,7 @@ const MAX_KNOWN: usize = 10_000;
 /// How long it is tried to announce that a gate has closed.
 const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(1);
 
-/// What an announcement says of a gate.
+/// The data of a gate in an announcement.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct GateFacts {

@@ -133,7 +133,7 @@ impl HistoryReceiver {
                 Ok(ack)
             }
             Err(error @ HistoryError::Rejected(_)) => {
-                tracing::warn!(namespace = agent.namespace, agent = agent.name, %error, "refused rows of a history");
+                tracing::warn!(namespace = agent.namespace, agent = agent.name, %error, "rejected rows of a history");
                 Err(refusal(RefusalCode::Malformed, &error))
             }
             Err(error) => {

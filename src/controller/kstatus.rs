@@ -38,7 +38,7 @@ pub(super) fn verdict(is_observed: bool, conditions: &[Condition]) -> KstatusVer
     }
 }
 
-/// What the library says of each object. `None`: its program is missing, which CI does not accept.
+/// The verdict of the library on each object. `None`: its program is missing, which CI does not accept.
 fn computed(objects: &[Value]) -> Option<Vec<KstatusVerdict>> {
     let mut command = Command::new("kstatus");
     let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {

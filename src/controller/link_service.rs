@@ -362,7 +362,7 @@ fn superseded_refusal(agent: &NamespacedName) -> PodRefusal {
     }
 }
 
-/// Only said to users who may read or approve it.
+/// Returned only to users who may read or approve it.
 fn no_agent(agent: &NamespacedName) -> ClientRefusal {
     ClientRefusal {
         code: ClientRefusalCode::NotFound,

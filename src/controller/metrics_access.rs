@@ -141,7 +141,7 @@ struct MetricsAuthorizer {
     unanswered: Mutex<Option<Instant>>,
 }
 
-/// Requires what `authentication` says of every request to the router.
+/// Applies `authentication` to every request to the router.
 pub fn protect(router: Router, authentication: MetricsAuthentication, client: Client) -> Router {
     match authentication {
         MetricsAuthentication::None => router,

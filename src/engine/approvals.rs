@@ -425,7 +425,7 @@ pub(crate) fn denied_by_person() -> DeniedCall {
 pub(crate) fn expired_gate() -> DeniedCall {
     DeniedCall::not_run(
         DenialReason::ApprovalExpired,
-        "nobody approved this call in time",
+        "this call was not approved in time",
         "continue without it; request it again later if it is still right",
     )
 }

@@ -1,4 +1,4 @@
-//! What the engine tells the driver to do.
+//! Effects: what the driver has to carry out for the engine.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Names of model calls and tool runs, unique over the life of an Agent.
 //!
-//! Each names the member of the Agent that it belongs to. So far an Agent has one, [`MAIN`], whose number is not
-//! written:
-//! `t12c1a1` is a call of the main member, `m3-t12c1a1` the call of the same numbers of member 3.
+//! Each names the member of the Agent that it belongs to. An Agent has one, [`MAIN`], whose number is not
+//! written; higher numbers are reserved: `t12c1a1` is a call of the main member, `m3-t12c1a1` the call of the same
+//! numbers of member 3.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The purpose of a model call; journalled with it, and kept in the gateway's record.
+/// The purpose of a model call; journalled with it, and kept in the gateway's call store.
 #[derive(
     Serialize,
     Deserialize,

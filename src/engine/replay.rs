@@ -110,7 +110,7 @@ impl GuardrailReplay {
         self.raise(trip, now)
     }
 
-    /// A turn was completed, and the agent chose to sleep so long. Returns the pause that would have begun.
+    /// A turn was completed, and the agent chose to sleep this long. Returns the pause that would have begun.
     pub fn complete_turn(&mut self, sleep: Option<SignedDuration>, now: Timestamp) -> Option<ReplayedPause> {
         self.end_pause(now);
         let rest = match sleep {

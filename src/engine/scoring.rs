@@ -71,7 +71,7 @@ impl ScoringState {
         self.set(ScoreStep::Due(at));
     }
 
-    /// What is asked.
+    /// The question.
     pub(super) fn messages(&self, settings: &EngineSettings) -> [Message; 2] {
         match &self.asked {
             Some(asked) => asked.question.messages(settings),

@@ -39,7 +39,7 @@ pub struct TaskSettings {
     pub prompt: Option<String>,
     /// The time after which it is a task again; `None`: never.
     pub min_interval: Option<SignedDuration>,
-    /// How long a loop without a task keeps its pod; `None`: for ever.
+    /// How long a loop without a task keeps its pod; `None`: forever.
     pub idle_pod: Option<SignedDuration>,
     /// The most model calls.
     pub max_iterations: u32,

@@ -369,7 +369,7 @@ fn ending() -> CallFailure {
 
 /// The record cannot be written, so no call may be made.
 pub fn not_recorded(error: &CallStoreError) -> CallFailure {
-    tracing::error!(%error, "failed to write the record of calls");
+    tracing::error!(%error, "failed to write the call store");
     CallFailure::new(
         FailureKind::RecordFailed,
         format!(

@@ -17,7 +17,7 @@ use crate::support::clock::ClockReading;
 pub struct LinkView {
     /// Set once attached.
     pub session: Option<WorkerSession>,
-    /// What the controller wants the pod to do.
+    /// The directives last received from the controller.
     pub directives: Directives,
     /// A newer pod has taken over. Final.
     pub fenced: bool,

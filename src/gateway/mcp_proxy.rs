@@ -167,7 +167,7 @@ impl ProxiedServer {
         method: Method,
         headers: &HeaderMap,
         body: Bytes,
-        masks: impl FnOnce() -> SecretRedactor,
+        redactor: impl FnOnce() -> SecretRedactor,
     ) -> Response {
         let (client, url) = match &self.target {
             Ok(target) => target,
@@ -198,7 +198,7 @@ impl ProxiedServer {
                 *response.headers_mut() = passed(answer.headers(), &[CONTENT_TYPE, RETRY_AFTER]);
                 let bytes = Box::pin(answer.bytes_stream());
                 // Secrets are read after the answer arrived, so that a value rotated meanwhile is redacted too.
-                *response.body_mut() = Body::from_stream(masks().apply(bytes));
+                *response.body_mut() = Body::from_stream(redactor().apply(bytes));
                 response
             }
             Err(error) => {

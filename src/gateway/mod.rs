@@ -1,6 +1,6 @@
 //! The gateway: the worker's only access to the network. Holds the provider key and the link token, and meters every call.
 //!
-//! Owns the record of calls and their usage, on which the status is based, and the client side of the link. Contains no
+//! Owns the store of calls and their usage, on which the status is based, and the client side of the link. Contains no
 //! logic of loops: the worker decides when to call, and the controller whether the pod may.
 
 mod budget;

@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt, stream};
 /// Length of the shortest value that is redacted, in bytes.
 pub const MIN_VALUE_BYTES: usize = 8;
 /// The replacement of a redacted value.
-pub const MASK: &str = "[masked]";
+pub const REPLACEMENT: &str = "[redacted]";
 
 /// Redacts a set of values.
 #[derive(Clone, Default)]
@@ -52,17 +52,17 @@ impl SecretRedactor {
     {
         let state = Some((StreamRedactor::new(self), bytes));
         stream::unfold(state, |state| async move {
-            let (mut masker, mut bytes) = state?;
+            let (mut stream_redactor, mut bytes) = state?;
             loop {
                 match bytes.next().await {
                     Some(Ok(chunk)) => {
-                        let passed = masker.pass(chunk);
+                        let passed = stream_redactor.pass(chunk);
                         if !passed.is_empty() {
-                            return Some((Ok(passed), Some((masker, bytes))));
+                            return Some((Ok(passed), Some((stream_redactor, bytes))));
                         }
                     }
                     Some(Err(error)) => return Some((Err(io::Error::other(error)), None)),
-                    None => return Some((Ok(masker.rest()), None)),
+                    None => return Some((Ok(stream_redactor.rest()), None)),
                 }
             }
         })
@@ -71,7 +71,7 @@ impl SecretRedactor {
 
 /// The redaction of one stream.
 struct StreamRedactor {
-    masks: SecretRedactor,
+    redactor: SecretRedactor,
     /// The first bytes of all spellings.
     first: [bool; 256],
     /// Bytes that may be the beginning of a value.
@@ -79,13 +79,13 @@ struct StreamRedactor {
 }
 
 impl StreamRedactor {
-    fn new(masks: SecretRedactor) -> Self {
+    fn new(redactor: SecretRedactor) -> Self {
         let mut first = [false; 256];
-        for spelling in masks.spellings.iter() {
+        for spelling in redactor.spellings.iter() {
             first[usize::from(spelling[0])] = true;
         }
         Self {
-            masks,
+            redactor,
             first,
             held: Vec::new(),
         }
@@ -98,15 +98,15 @@ impl StreamRedactor {
             return chunk;
         }
         self.held.extend_from_slice(&chunk);
-        self.masked(false)
+        self.redacted(false)
     }
 
     /// The bytes held back, at the end of the stream.
     fn rest(&mut self) -> Bytes {
-        self.masked(true)
+        self.redacted(true)
     }
 
-    fn masked(&mut self, is_end: bool) -> Bytes {
+    fn redacted(&mut self, is_end: bool) -> Bytes {
         let text = std::mem::take(&mut self.held);
         let mut passed = Vec::with_capacity(text.len());
         let mut at = 0;
@@ -118,7 +118,7 @@ impl StreamRedactor {
             }
             let rest = &text[at..];
             // The longest spelling first: it may still be completed, even if a shorter one already matches.
-            let mut spellings = self.masks.spellings.iter();
+            let mut spellings = self.redactor.spellings.iter();
             let found = spellings.find(|spelling| {
                 rest.starts_with(spelling) || (!is_end && spelling.len() > rest.len() && spelling.starts_with(rest))
             });
@@ -128,7 +128,7 @@ impl StreamRedactor {
                     break;
                 }
                 Some(spelling) => {
-                    passed.extend_from_slice(MASK.as_bytes());
+                    passed.extend_from_slice(REPLACEMENT.as_bytes());
                     at += spelling.len();
                 }
                 None => {
@@ -187,15 +187,18 @@ mod tests {
         let quoted = r#"pass"word\1"#;
         let masks = masks(&[&bearer, quoted]);
         for (text, passed) in [
-            (format!("it was {TOKEN}, so"), "it was [masked], so".to_owned()),
+            (format!("it was {TOKEN}, so"), "it was [redacted], so".to_owned()),
             (
                 format!(r#"{{"authorization":"{bearer}"}}"#),
-                r#"{"authorization":"[masked]"}"#.to_owned(),
+                r#"{"authorization":"[redacted]"}"#.to_owned(),
             ),
-            (r#"{"a":"pass\"word\\1"}"#.to_owned(), r#"{"a":"[masked]"}"#.to_owned()),
-            (r#"raw pass"word\1"#.to_owned(), "raw [masked]".to_owned()),
-            ("czNjcjN0LXQwa2VuL2ErYg==".to_owned(), "[masked]==".to_owned()),
-            (format!("{TOKEN}{TOKEN}"), "[masked][masked]".to_owned()),
+            (
+                r#"{"a":"pass\"word\\1"}"#.to_owned(),
+                r#"{"a":"[redacted]"}"#.to_owned(),
+            ),
+            (r#"raw pass"word\1"#.to_owned(), "raw [redacted]".to_owned()),
+            ("czNjcjN0LXQwa2VuL2ErYg==".to_owned(), "[redacted]==".to_owned()),
+            (format!("{TOKEN}{TOKEN}"), "[redacted][redacted]".to_owned()),
         ] {
             assert_eq!(through(&masks, &[text.as_bytes()]), passed);
         }
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn a_value_of_8_bytes_is_masked_and_one_of_7_is_not() {
         let masks = masks(&["12345678", "abcdefg"]);
-        assert_eq!(through(&masks, &[b"12345678 abcdefg"]), "[masked] abcdefg");
+        assert_eq!(through(&masks, &[b"12345678 abcdefg"]), "[redacted] abcdefg");
     }
 
     #[test]
@@ -228,8 +231,8 @@ mod tests {
     #[test]
     fn of_two_values_one_of_which_begins_the_other_the_longer_is_masked_whole() {
         let masks = masks(&["12345678", "1234567890"]);
-        assert_eq!(through(&masks, &[b"1234567", b"8", b"90."]), "[masked].");
-        assert_eq!(through(&masks, &[b"12345678", b"9."]), "[masked]9.");
+        assert_eq!(through(&masks, &[b"1234567", b"8", b"90."]), "[redacted].");
+        assert_eq!(through(&masks, &[b"12345678", b"9."]), "[redacted]9.");
     }
 
     proptest! {
@@ -249,7 +252,7 @@ mod tests {
                 from = cut;
             }
             let passed = through(&masks, &pieces);
-            prop_assert_eq!(&passed, &text.replace(TOKEN, MASK));
+            prop_assert_eq!(&passed, &text.replace(TOKEN, REPLACEMENT));
             prop_assert!(!passed.contains(TOKEN));
         }
     }

@@ -130,7 +130,7 @@ fn the_texts_of_the_gateway() {
     rows.extend(refused_requests());
     let path = PathBuf::from("/state/gateway/calls.db");
     rows.extend(variants!(
-        "The record of calls",
+        "The call store",
         [
             cannot_open(rusqlite::ErrorCode::DatabaseCorrupt),
             cannot_open(rusqlite::ErrorCode::DatabaseLocked),

@@ -76,7 +76,7 @@ pub enum HistoryError {
         known: i32,
     },
     /// A statement failed for another reason than the rows, such as a missing privilege.
-    #[error("the database of the history refuses a statement with SQLSTATE {0}")]
+    #[error("the database of the history rejects a statement with SQLSTATE {0}")]
     Statement(String),
     /// The database does not accept the rows.
     #[error("the database of the history does not accept the rows: SQLSTATE {0}")]

@@ -89,7 +89,7 @@ pub enum ApprovalDecision {
     Approved,
     /// A person denied it.
     Denied,
-    /// Nobody answered in time.
+    /// There was no answer in time.
     Expired,
     /// What it was for no longer needs an approval.
     Withdrawn,
@@ -108,7 +108,7 @@ pub struct ApprovalWaits {
     /// A person denied them.
     #[serde(skip_serializing_if = "DurationCounts::is_none")]
     pub denied: DurationCounts,
-    /// Nobody answered in time.
+    /// There was no answer in time.
     #[serde(skip_serializing_if = "DurationCounts::is_none")]
     pub expired: DurationCounts,
     /// What they were for no longer needed an approval.

@@ -523,7 +523,7 @@ pub struct HeldReason {
     pub message: String,
 }
 
-/// Why the controller refuses a request of a pod.
+/// Why the controller rejects a request of a pod.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {message}")]

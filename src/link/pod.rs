@@ -19,7 +19,7 @@ pub const SOCKET_DIR: &str = "/run/agentloop";
 pub const SOCKET_PATH: &str = "/run/agentloop/gateway.sock";
 /// The worker's journal directory (sub-path `worker` of the state volume).
 pub const JOURNAL_DIR: &str = "/var/lib/agentloop/worker";
-/// The gateway's record directory (sub-path `gateway` of the state volume).
+/// The directory of the gateway's call store (sub-path `gateway` of the state volume).
 pub const RECORD_DIR: &str = "/var/lib/agentloop/gateway";
 /// Files of the Agent (worker, read-only).
 pub const WORKSPACE_DIR: &str = "/workspace";
@@ -52,9 +52,9 @@ pub const LINK_TOKEN_FILE: &str = "/var/run/secrets/agentloop/token";
 pub const LINK_CA_FILE: &str = "/etc/agentloop/link/ca.crt";
 /// Name of the per-namespace ConfigMap with the CA bundle, key `ca.crt`.
 pub const LINK_CA_CONFIGMAP: &str = "agentloop-link-ca";
-/// Name of the per-namespace service account of agent pods. It has no rights.
+/// Name of the per-namespace service account of agent pods. It has no permissions.
 pub const SERVICE_ACCOUNT: &str = "agentloop-agent";
-/// Name of the per-namespace service account of sensor pods. It has no rights.
+/// Name of the per-namespace service account of sensor pods. It has no permissions.
 pub const SENSOR_SERVICE_ACCOUNT: &str = "agentloop-sensor";
 /// The outbox of a sensor pod.
 pub const OUTBOX_DIR: &str = "/var/lib/agentloop/sensor";

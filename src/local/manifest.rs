@@ -104,7 +104,7 @@ pub fn texts(files: &[PathBuf]) -> Vec<ManifestText> {
             let whole = std::io::stdin().read_to_string(&mut text).map(|_| text);
             all.push(read("standard input".into(), whole));
         } else if file.is_dir() {
-            match in_folder(file) {
+            match in_directory(file) {
                 Ok(files) => all.extend(
                     files
                         .iter()
@@ -119,8 +119,8 @@ pub fn texts(files: &[PathBuf]) -> Vec<ManifestText> {
     all
 }
 
-fn in_folder(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(folder)?.collect();
+fn in_directory(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries: std::io::Result<Vec<_>> = std::fs::read_dir(directory)?.collect();
     let mut files: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
     files.retain(|file| {
         let extension = file.extension().and_then(|extension| extension.to_str());

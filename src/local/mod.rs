@@ -4,8 +4,8 @@
 //! objects are those of [`crate::api_server`]. The roles are those of a cluster, unchanged, including all limits and
 //! metering. Listens only on loopback and on sockets in a private directory.
 
+pub mod directories;
 pub mod events;
-pub mod folders;
 pub mod manifest;
 pub mod output;
 pub mod page;

@@ -18,7 +18,7 @@ use tracing::Instrument;
 use super::page::add_journal;
 use super::pod_tokens::PodTokens;
 use super::roles::{self, AgentRoles, PodRoles, WebhookAddresses};
-use super::volumes::{PodVolumes, VolumeError, VolumeFolders, make_folder};
+use super::volumes::{PodVolumes, VolumeDirectories, VolumeError, make_directory};
 use crate::api::NamespacedName;
 use crate::api_server::object_key::PODS;
 use crate::api_server::{ApiError, ObjectKey, ObjectPatch, ObjectStore, PatchRequest, PatchScope};
@@ -136,8 +136,8 @@ impl PodRunner {
         terminate: CancellationToken,
     ) -> impl Future<Output = (ObjectKey, String)> + Send + use<> {
         let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
-        let folder = self.private.join(number.to_string());
-        let roles = self.prepare(object, &uid, &folder);
+        let directory = self.private.join(number.to_string());
+        let roles = self.prepare(object, &uid, &directory);
         let listens = matches!(roles, Ok(PodRoles::Sensor(_)));
         if let (Some(recent), Ok(PodRoles::Agent(roles))) = (&self.recent, &roles) {
             // Before the worker opens the journal and locks it against other readers.
@@ -164,13 +164,13 @@ impl PodRunner {
                     terminate.cancelled().await;
                 }
             }
-            let _ = std::fs::remove_dir_all(&folder);
+            let _ = std::fs::remove_dir_all(&directory);
             (key, uid)
         };
         life.instrument(span)
     }
 
-    fn prepare(&self, object: Value, uid: &str, folder: &PathBuf) -> Result<PodRoles, PodError> {
+    fn prepare(&self, object: Value, uid: &str, directory: &PathBuf) -> Result<PodRoles, PodError> {
         let pod: Pod = serde_json::from_value(object).map_err(|error| PodError::Unreadable(error.to_string()))?;
         let identity = PodIdentity {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -179,14 +179,14 @@ impl PodRunner {
             kind: roles::kind(&pod),
         };
         let token = self.tokens.issue(&random()?, identity);
-        make_folder(folder)?;
-        let folders = VolumeFolders {
-            pod: folder,
+        make_directory(directory)?;
+        let directories = VolumeDirectories {
+            pod: directory,
             claims: &self.claims,
             workspace: self.workspace.as_deref(),
             token: &token,
         };
-        let volumes = PodVolumes::make(&self.store, &pod, &folders)?;
+        let volumes = PodVolumes::make(&self.store, &pod, &directories)?;
         roles::roles(&pod, uid, &volumes, &self.webhooks)
     }
 }
@@ -248,7 +248,7 @@ async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, ter
     role.await;
 }
 
-/// Runs a role and restarts it until it is told to stop.
+/// Runs a role and restarts it until it is cancelled.
 async fn keep_up<F>(role: &'static str, status: PodStatusWriter, end: CancellationToken, mut run: impl FnMut() -> F)
 where
     F: Future<Output = Result<(), String>> + Send + 'static,

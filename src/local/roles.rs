@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use serde::de::DeserializeOwned;
 
 use super::pods::PodError;
-use super::volumes::{PodVolumes, make_folder};
+use super::volumes::{PodVolumes, make_directory};
 use crate::api::NamespacedName;
 use crate::link::messages::RUN_LEASE_SECONDS;
 use crate::link::pod::{
@@ -157,14 +157,14 @@ fn tool_headers(gateway: &Container, volumes: &PodVolumes) -> PathBuf {
     let mounts = gateway.volume_mounts.iter().flatten();
     let mut servers = mounts.filter_map(|mount| {
         let server = mount.mount_path.strip_prefix(TOOL_HEADERS_DIR)?.strip_prefix('/')?;
-        Some((server, volumes.folder(&mount.name)?))
+        Some((server, volumes.directory(&mount.name)?))
     });
-    let Some((server, folder)) = servers.next() else {
+    let Some((server, directory)) = servers.next() else {
         return PathBuf::from("/nonexistent");
     };
-    let parent = folder.parent().unwrap_or(folder).join("tools");
-    for (server, folder) in std::iter::once((server, folder)).chain(servers) {
-        let linked = make_folder(&parent).map(|()| std::os::unix::fs::symlink(folder, parent.join(server)));
+    let parent = directory.parent().unwrap_or(directory).join("tools");
+    for (server, directory) in std::iter::once((server, directory)).chain(servers) {
+        let linked = make_directory(&parent).map(|()| std::os::unix::fs::symlink(directory, parent.join(server)));
         if !matches!(linked, Ok(Ok(()))) {
             tracing::error!(server, "failed to mount the headers of a tool server");
         }

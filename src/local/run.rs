@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::folders::{PrivateFolder, StateFolder};
+use super::directories::{PrivateDirectory, StateDirectory};
 use super::manifest::{self, CheckContext, ManifestError, SecretSource};
 use super::output::RunOutput;
 use super::page::Page;
@@ -127,8 +127,8 @@ pub struct LocalRun {
     sensors: Vec<ObjectKey>,
     budgets: Vec<ObjectKey>,
     webhooks: WebhookAddresses,
-    private: PrivateFolder,
-    state: StateFolder,
+    private: PrivateDirectory,
+    state: StateDirectory,
     workspace: Option<PathBuf>,
     page: Option<Page>,
     settings: ReconcilerSettings,
@@ -203,8 +203,8 @@ impl LocalRun {
         if !options.state.exists() {
             read(&|_| None)?;
         }
-        let state = StateFolder::open(&options.state).map_err(RunError::Other)?;
-        let store = ObjectStore::open(&state.folder.join("objects.sqlite")).map_err(failure)?;
+        let state = StateDirectory::open(&options.state).map_err(RunError::Other)?;
+        let store = ObjectStore::open(&state.directory.join("objects.sqlite")).map_err(failure)?;
         let manifests = read(&|key| store.kept(key).ok().flatten())?;
         let objects = manifests.iter().map(|manifest| (&manifest.key, &manifest.object));
         let webhooks =
@@ -229,7 +229,7 @@ impl LocalRun {
             sensors,
             budgets,
             webhooks,
-            private: PrivateFolder::make(&state.folder).map_err(RunError::Other)?,
+            private: PrivateDirectory::make(&state.directory).map_err(RunError::Other)?,
             state,
             workspace: options.workspace,
             page,
@@ -241,8 +241,8 @@ impl LocalRun {
 
     /// Directory of the state.
     #[must_use]
-    pub fn state_folder(&self) -> &std::path::Path {
-        &self.state.folder
+    pub fn state_directory(&self) -> &std::path::Path {
+        &self.state.directory
     }
 
     /// Where the page reads events; absent without a page.
@@ -253,7 +253,7 @@ impl LocalRun {
 
     /// The private directory, to be removed if the process exits early.
     #[must_use]
-    pub fn private_folder(&self) -> PathBuf {
+    pub fn private_directory(&self) -> PathBuf {
         self.private.path().into()
     }
 
@@ -325,7 +325,7 @@ impl LocalRun {
             store: self.store.clone(),
             tokens,
             private: self.private.path().into(),
-            claims: self.state.folder.join("volumes"),
+            claims: self.state.directory.join("volumes"),
             webhooks: self.webhooks.clone(),
             workspace: self.workspace.clone(),
             recent: self.recent_events(),

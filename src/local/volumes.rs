@@ -27,7 +27,7 @@ pub enum VolumeError {
 }
 
 /// Where volumes are created.
-pub struct VolumeFolders<'a> {
+pub struct VolumeDirectories<'a> {
     /// Private directory of this pod.
     pub pod: &'a Path,
     /// Directory of the claims, which persist.
@@ -42,7 +42,7 @@ pub struct PodVolumes(Vec<(String, PathBuf)>);
 
 impl PodVolumes {
     /// Creates all volumes of a pod.
-    pub fn make(store: &ObjectStore, pod: &Pod, folders: &VolumeFolders<'_>) -> Result<Self, VolumeError> {
+    pub fn make(store: &ObjectStore, pod: &Pod, directories: &VolumeDirectories<'_>) -> Result<Self, VolumeError> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let made = volumes.map(|volume| {
@@ -50,7 +50,7 @@ impl PodVolumes {
                 store,
                 namespace,
                 volume,
-                folders,
+                directories,
             };
             Ok((volume.name.clone(), maker.make()?))
         });
@@ -59,8 +59,8 @@ impl PodVolumes {
         let containers = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
         // A kubelet creates the directories of sub-paths too.
         for mount in containers.flat_map(|container| container.volume_mounts.iter().flatten()) {
-            if let (Some(folder), Some(inner)) = (volumes.folder(&mount.name), &mount.sub_path) {
-                make_folder(&folder.join(inner))?;
+            if let (Some(directory), Some(inner)) = (volumes.directory(&mount.name), &mount.sub_path) {
+                make_directory(&directory.join(inner))?;
             }
         }
         Ok(volumes)
@@ -72,8 +72,8 @@ impl PodVolumes {
         let mounts = container.volume_mounts.iter().flatten();
         let covering = mounts.filter_map(|mount| {
             let rest = Path::new(path).strip_prefix(&mount.mount_path).ok()?;
-            let (_, folder) = self.0.iter().find(|(name, _)| *name == mount.name)?;
-            let inner = folder.join(mount.sub_path.as_deref().unwrap_or_default());
+            let (_, directory) = self.0.iter().find(|(name, _)| *name == mount.name)?;
+            let inner = directory.join(mount.sub_path.as_deref().unwrap_or_default());
             Some((mount.mount_path.len(), inner.join(rest)))
         });
         let longest = covering.max_by_key(|(length, _)| *length);
@@ -82,9 +82,9 @@ impl PodVolumes {
 
     /// The directory of a volume.
     #[must_use]
-    pub fn folder(&self, volume: &str) -> Option<&Path> {
+    pub fn directory(&self, volume: &str) -> Option<&Path> {
         let found = self.0.iter().find(|(name, _)| name == volume);
-        found.map(|(_, folder)| folder.as_path())
+        found.map(|(_, directory)| directory.as_path())
     }
 }
 
@@ -92,27 +92,27 @@ struct VolumeMaker<'a> {
     store: &'a ObjectStore,
     namespace: &'a str,
     volume: &'a Volume,
-    folders: &'a VolumeFolders<'a>,
+    directories: &'a VolumeDirectories<'a>,
 }
 
 impl VolumeMaker<'_> {
     fn make(&self) -> Result<PathBuf, VolumeError> {
         let volume = self.volume;
-        if let Some(folder) = self.folders.workspace.filter(|_| volume.name == WORKSPACE_VOLUME) {
-            return Ok(folder.into());
+        if let Some(directory) = self.directories.workspace.filter(|_| volume.name == WORKSPACE_VOLUME) {
+            return Ok(directory.into());
         }
         if let Some(claim) = &volume.persistent_volume_claim {
-            let folder = self.folders.claims.join(self.namespace).join(&claim.claim_name);
-            return make_folder(&folder).map(|()| folder);
+            let directory = self.directories.claims.join(self.namespace).join(&claim.claim_name);
+            return make_directory(&directory).map(|()| directory);
         }
-        let folder = self.folders.pod.join(&volume.name);
-        make_folder(&folder)?;
+        let directory = self.directories.pod.join(&volume.name);
+        make_directory(&directory)?;
         if let Some(source) = &volume.config_map {
-            self.files(&folder, CONFIG_MAPS, &source.name, source.items.as_deref())?;
+            self.files(&directory, CONFIG_MAPS, &source.name, source.items.as_deref())?;
         }
         if let Some(source) = &volume.secret {
             let name = source.secret_name.as_deref().unwrap_or_default();
-            self.files(&folder, SECRETS, name, source.items.as_deref())?;
+            self.files(&directory, SECRETS, name, source.items.as_deref())?;
         }
         let projected = volume
             .projected
@@ -120,20 +120,26 @@ impl VolumeMaker<'_> {
             .flat_map(|projected| projected.sources.iter().flatten());
         for source in projected {
             if let Some(token) = &source.service_account_token {
-                write(&folder.join(&token.path), self.folders.token.as_bytes())?;
+                write(&directory.join(&token.path), self.directories.token.as_bytes())?;
             }
             if let Some(source) = &source.config_map {
-                self.files(&folder, CONFIG_MAPS, &source.name, source.items.as_deref())?;
+                self.files(&directory, CONFIG_MAPS, &source.name, source.items.as_deref())?;
             }
             if let Some(source) = &source.secret {
-                self.files(&folder, SECRETS, &source.name, source.items.as_deref())?;
+                self.files(&directory, SECRETS, &source.name, source.items.as_deref())?;
             }
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     /// Writes the keys of an object as files: all, or the named ones.
-    fn files(&self, folder: &Path, resource: &str, name: &str, items: Option<&[KeyToPath]>) -> Result<(), VolumeError> {
+    fn files(
+        &self,
+        directory: &Path,
+        resource: &str,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+    ) -> Result<(), VolumeError> {
         let missing = |what: String| VolumeError::Missing {
             volume: self.volume.name.clone(),
             what,
@@ -157,9 +163,9 @@ impl VolumeMaker<'_> {
             } else {
                 value.as_str().unwrap_or_default().as_bytes().to_vec()
             };
-            let file = folder.join(path);
+            let file = directory.join(path);
             // The path of an item may have directories.
-            make_folder(file.parent().unwrap_or(folder))?;
+            make_folder(file.parent().unwrap_or(directory))?;
             write(&file, &bytes)?;
         }
         Ok(())
@@ -167,7 +173,7 @@ impl VolumeMaker<'_> {
 }
 
 /// Creates a directory that only its owner can access.
-pub fn make_folder(path: &Path) -> Result<(), VolumeError> {
+pub fn make_directory(path: &Path) -> Result<(), VolumeError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| VolumeError::File {
         path: path.into(),

@@ -105,7 +105,7 @@ impl ExportTask {
         Self { closing, task }
     }
 
-    /// Exports what is queued, for at most so long, and ends.
+    /// Exports what is queued, for at most this long, and ends.
     pub async fn finish(mut self, within: Duration) {
         self.closing.cancel();
         if let Some(task) = &mut self.task {

@@ -54,7 +54,7 @@ pub struct LogLine<'a> {
     pub trace: (Vec<u8>, Vec<u8>),
 }
 
-/// A record with what is said once for many of them.
+/// A record, with the component and the target that it shares with others.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogEntry {
     component: &'static str,

@@ -32,7 +32,7 @@ pub enum PointKind {
     Summary,
 }
 
-/// What is said of a metric.
+/// The metadata of a metric.
 #[derive(Clone, Copy, Debug)]
 pub struct PointHead<'a> {
     /// The name, as in a scrape.

@@ -1,4 +1,4 @@
-//! What telemetry says of its origin, and how attributes are encoded.
+//! The attributes of the origin of telemetry, and how attributes are encoded.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};

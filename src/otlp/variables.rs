@@ -12,7 +12,7 @@ const DEFAULT_SERVICE: &str = "agentloop";
 const MAX_QUEUED: usize = 65_536;
 const NO_LIST: &str = "is not a list such as key=value,key2=value2";
 
-/// The variables of one signal, and what is said of it.
+/// The environment variables of one signal, and its name in messages.
 #[derive(Debug)]
 pub(crate) struct SignalVariables {
     /// What the signal exports, in messages.

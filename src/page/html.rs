@@ -238,7 +238,7 @@ impl PageWriter<'_> {
         }
         html! {
             table {
-                caption { "What waits for the answer of a person" }
+                caption { "Waiting for an approval" }
                 thead { tr {
                     @for name in ["For", "Gate", "Kind", "Tool", "Since", "Until"] { th scope="col" { (name) } }
                 } }

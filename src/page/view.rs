@@ -34,7 +34,7 @@ pub struct AgentView {
     pub cost: Option<String>,
     /// Used share of the tightest limit, such as `62%`.
     pub budget: Option<String>,
-    /// What waits for the answer of a person.
+    /// What is waiting for an approval.
     pub gates: Vec<Gate>,
     /// What it did last; `None`: not shown.
     pub history: Option<AgentHistory>,

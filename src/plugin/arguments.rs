@@ -13,7 +13,7 @@ pub struct PluginCli {
     pub(super) arguments: PluginArgs,
 }
 
-/// See and control the Agents of a cluster.
+/// Inspect and control the Agents of a cluster.
 #[derive(Args, Debug)]
 pub struct PluginArgs {
     /// Flags of every command.
@@ -70,7 +70,7 @@ pub enum OutputFormat {
 pub enum PluginCommand {
     /// Show Agents: state, what holds them, progress, open gates, usage.
     Status(StatusArgs),
-    /// Say why an Agent is not running, until when, and what to do.
+    /// Explain why an Agent is not running, until when, and what to do.
     Explain(OneAgent),
     /// Show what an Agent does: a line for each turn, tool run, pause and gate.
     Logs(LogsArgs),
@@ -84,15 +84,15 @@ pub enum PluginCommand {
     Approve(AnswerArgs),
     /// Deny gates of an Agent, or of an AgentBudget.
     Deny(AnswerArgs),
-    /// Cut the turns of Agents and delete their pods, until they are resumed (spec.suspend).
+    /// Suspend Agents: interrupt their turns and delete their pods until they are resumed (spec.suspend).
     Pause(SomeAgents),
     /// Continue Agents that are suspended, in a cool-down, or paused until a person continues them.
     Resume(SomeAgents),
     /// End the sleep of Agents, or start loops again that have ended.
     Wake(SomeAgents),
-    /// End the loops of Agents after the turns that run, until they are woken or resumed, or their spec changes.
+    /// End the loops of Agents after their current turns, until they are woken or resumed, or their spec changes.
     Stop(StopArgs),
-    /// Give an Agent a task, and wait for its result.
+    /// Send a task to an Agent, and wait for its result.
     Run(RunArgs),
     /// Talk to an Agent: each line is a task that contains the conversation so far.
     Chat(ChatArgs),
@@ -101,7 +101,7 @@ pub enum PluginCommand {
     /// Show AgentBudgets, or add to their limits.
     #[command(subcommand)]
     Budget(BudgetCommand),
-    /// Say what changed limits would have done to the calls of Agents that run, or of histories in files.
+    /// Simulate the effect of changed limits on past calls of running Agents, or on histories in files.
     Simulate(SimulateArgs),
     /// Check that the cluster can run Agents and accepts a new one, and what you may do.
     Check(CheckArgs),
@@ -161,7 +161,7 @@ pub struct StopArgs {
     /// Names of the Agents.
     #[arg(value_name = "AGENT", required = true)]
     pub(super) names: Vec<String>,
-    /// Cut the turns that run. Actions that were sent end first.
+    /// Interrupt the current turns. Actions that were already sent are completed first.
     #[arg(long)]
     pub(super) now: bool,
 }
@@ -171,7 +171,7 @@ pub struct LogsArgs {
     /// Name of the Agent.
     #[arg(value_name = "AGENT")]
     pub(super) name: String,
-    /// Go on with what happens from now on.
+    /// Follow: print new events as they arrive.
     #[arg(short, long)]
     pub(super) follow: bool,
     /// Number of events to begin with, counted from the newest.
@@ -184,7 +184,7 @@ pub struct EventsArgs {
     /// Name of the Agent.
     #[arg(value_name = "AGENT")]
     pub(super) name: String,
-    /// Go on with what happens from now on.
+    /// Follow: print new events as they arrive.
     #[arg(short, long)]
     pub(super) follow: bool,
     /// Begin after the event with this seq.
@@ -261,8 +261,8 @@ pub struct CostArgs {
     /// What each row sums.
     #[arg(long, value_name = "WHAT", default_value = "agent")]
     pub(super) by: CostGroup,
-    /// Only the usage of about this time, such as 24h or 7d, as the windows of AgentBudgets record it. Column FROM has the
-    /// time from which on a row counts. Not with --by model.
+    /// Only the usage of approximately this period, such as 24h or 7d, as recorded in the windows of AgentBudgets.
+    /// Column FROM has the time from which on a row counts. Not with --by model.
     #[arg(long, value_name = "DURATION", value_parser = since)]
     pub(super) since: Option<jiff::SignedDuration>,
 }
@@ -340,7 +340,7 @@ pub struct SimulateArgs {
     /// window.rolling.seconds=86400, guardrails.maxCallsPerTurn=10. Without --budget, a window never ends.
     #[arg(long, value_name = "PATH=VALUE")]
     pub(super) set: Vec<String>,
-    /// Only what was in this time before now, such as 24h or 3d.
+    /// Only calls made within this time before now, such as 24h or 3d.
     #[arg(long, value_name = "DURATION", value_parser = since)]
     pub(super) since: Option<jiff::SignedDuration>,
 }

@@ -60,22 +60,22 @@ pub fn authentication(error: &AuthError, config: Option<&Config>) -> String {
         AuthError::ExecPluginFailed | AuthError::UnrefreshableTokenResponse => {
             format!("{command} returned no credentials")
         }
-        AuthError::MalformedTokenExpirationDate(_) => "the token has an expiry that is no time".into(),
+        AuthError::MalformedTokenExpirationDate(_) => "the token has an expiry that is not a time".into(),
         AuthError::AuthExecStart(error) => format!("{command} cannot be started: {}", error.kind()),
         AuthError::AuthExecRun { out, .. } => format!("{command} failed: {}", out.status),
         AuthError::AuthExecParse(error) => match error.location() {
             Some(at) => format!(
-                "{command} printed no valid ExecCredential (line {}, column {})",
+                "{command} did not print a valid ExecCredential (line {}, column {})",
                 at.line(),
                 at.column()
             ),
-            None => format!("{command} printed no valid ExecCredential"),
+            None => format!("{command} did not print a valid ExecCredential"),
         },
         AuthError::AuthExecSerialize(_) | AuthError::AuthExec(_) => format!("{command} cannot be run"),
         AuthError::ReadTokenFile(error, path) => {
             format!("the token file {} cannot be read: {}", path.display(), error.kind())
         }
-        AuthError::ParseTokenKey(_) => format!("{command} printed no valid JSON"),
+        AuthError::ParseTokenKey(_) => format!("{command} did not print valid JSON"),
         AuthError::MissingCommand => "the kubeconfig names no credential command".into(),
         AuthError::ExecMissingClusterInfo => format!("{command} needs cluster information, which is missing"),
         AuthError::NoValidNativeRootCA(_) => "the system has no valid root certificates".into(),
@@ -95,26 +95,26 @@ pub fn kubeconfig(error: &KubeconfigError, file: &str) -> String {
         KubeconfigError::ReadConfig(error, path) => format!("{} cannot be read: {}", path.display(), error.kind()),
         KubeconfigError::Parse(error) => match error.location() {
             Some(at) => format!(
-                "{file} is no valid kubeconfig (line {}, column {})",
+                "{file} is not a valid kubeconfig (line {}, column {})",
                 at.line(),
                 at.column()
             ),
-            None => format!("{file} is no valid kubeconfig"),
+            None => format!("{file} is not a valid kubeconfig"),
         },
         KubeconfigError::MissingClusterUrl => format!("the cluster in {file} has no server"),
-        KubeconfigError::ParseClusterUrl(_) => format!("the server in {file} is no valid URL"),
-        KubeconfigError::ParseProxyUrl(_) => format!("the proxy-url in {file} is no valid URL"),
+        KubeconfigError::ParseClusterUrl(_) => format!("the server in {file} is not a valid URL"),
+        KubeconfigError::ParseProxyUrl(_) => format!("the proxy-url in {file} is not a valid URL"),
         KubeconfigError::LoadCertificateAuthority(error) => data("certificate authority", error, file),
         KubeconfigError::LoadClientCertificate(error) => data("client certificate", error, file),
         KubeconfigError::LoadClientKey(error) => data("client key", error, file),
-        KubeconfigError::ParseCertificates(_) => format!("the certificates in {file} are no valid PEM"),
+        KubeconfigError::ParseCertificates(_) => format!("the certificates in {file} are not valid PEM"),
         KubeconfigError::ParseNoProxy(_) => "the environment variable NO_PROXY is not valid".into(),
     }
 }
 
 fn data(what: &str, error: &LoadDataError, file: &str) -> String {
     match error {
-        LoadDataError::DecodeBase64(_) => format!("the {what} in {file} is no valid base64"),
+        LoadDataError::DecodeBase64(_) => format!("the {what} in {file} is not valid base64"),
         LoadDataError::ReadFile(error, path) => {
             format!("the {what} {} cannot be read: {}", path.display(), error.kind())
         }
@@ -152,7 +152,7 @@ mod tests {
             ("echo $SECRET; echo $SECRET >&2; exit 3", "exit status: 3"),
             (
                 "echo '{\"kind\": \"ExecCredential\", \"status\": {\"token\": [\"'$SECRET'\"]}}'",
-                "no valid ExecCredential",
+                "did not print a valid ExecCredential",
             ),
         ] {
             let (config, failure) = exec_failure(script);
@@ -180,7 +180,7 @@ mod tests {
             "the test shows nothing: {failure}"
         );
         let text = kubeconfig(&failure, "/home/ann/config");
-        assert!(text.starts_with("/home/ann/config is no valid kubeconfig"), "{text}");
+        assert!(text.starts_with("/home/ann/config is not a valid kubeconfig"), "{text}");
         assert!(!text.contains(CANARY), "{text}");
     }
 

@@ -10,7 +10,7 @@ use super::link::LinkFailure;
 /// What the process returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// The command did what it was asked.
+    /// The command succeeded.
     Success,
     /// The command failed, the task failed, or a check found a problem.
     Failure,
@@ -48,7 +48,7 @@ impl ExitStatus {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Success => "the command did what it was asked; for `run`: the task is completed",
+            Self::Success => "the command succeeded; for `run`: the task completed",
             Self::Failure => "an error; for `run`: the task failed; for `check`: a check failed",
             Self::LimitReached => "`run`: a limit of the Agent ended the task",
             Self::OutcomeUnknown => {
@@ -77,7 +77,7 @@ pub enum PluginError {
     Cluster {
         /// What was tried.
         action: String,
-        /// What the API server said.
+        /// The message of the API server.
         problem: String,
     },
     /// The controller rejects a request, or does not answer.

@@ -38,7 +38,7 @@ pub const COMPLETION_PROGRAM: &str = "kubectl_complete-agentloop";
 #[must_use]
 pub fn command() -> clap::Command {
     PluginCli::command()
-        .about("See and control the Agents of a cluster.")
+        .about("Inspect and control the Agents of a cluster.")
         .after_long_help(reference::exit_codes_text())
 }
 

@@ -65,7 +65,7 @@ const USE: &str = "The plugin is the same static binary as everything else, unde
     ln -s agentloop ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
 
 `agentloop kubectl status` does the same without a link. For [Krew](https://krew.sigs.k8s.io), `hack/krew.sh` writes the archive and the manifest of a
-release. `kubectl agentloop check` tells whether the cluster can run Agents, and what you may
+release. `kubectl agentloop check` shows whether the cluster can run Agents, and what you may
 do.
 
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
@@ -102,7 +102,7 @@ approve and does not write budgets; `view` reads.
 ";
 
 const TAIL: &str = "
-`approve` and `deny` write under your own name, which the API server tells (SelfSubjectReview, which everyone may create). `--service-account`
+`approve` and `deny` write under your own name, which the API server returns (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. Port-forwards and commands in pods over WebSockets need `get` on
 `pods/portforward` and `pods/exec` too. `pods/exec` is not in the chart's roles; Kubernetes' own `edit` and `admin` have it.
 `check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller, and create an Agent as a dry run; what you may
@@ -114,7 +114,7 @@ as you may.
 `run` sends a [request](../tasks/requests.md) with an id and waits for its end, over any number of connections. The result goes to standard output, everything else to
 standard error. If it is interrupted, the task continues; the same command with `--id` waits for it again and requests nothing twice.
 
-Tasks of one Agent share no conversation. `chat` therefore sends what was said before with each message, up to 48 KiB, and leaves out the oldest
+Tasks of one Agent share no conversation. `chat` therefore sends the earlier conversation with each message, up to 48 KiB, and leaves out the oldest
 messages.
 
 ## Simulate a limit
@@ -129,21 +129,21 @@ prompts and answers: it is kept in memory only, and whoever may not run commands
 version of the plugin. A history in a file may be of an Agent that is gone; with files only, no cluster is needed.
 
 The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits. The result is when the first of them would have been
-refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, what was before counts nowhere: windows begin empty.
+refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, earlier usage is not counted: windows start empty.
 
 | limit | |
 |---|---|
 | `limits`, `perAgent`: `tokens`, `calls`, `costUSD`; `window`, `onExhausted` | of an AgentBudget |
-| `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named hold nothing |
-| `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not have what they count |
+| `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named limit nothing |
+| `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not record what they count |
 
 Values are checked as an API server checks them, and a field that does not exist, or that is set twice, is an error. `topUps` of a manifest are added before the first
 call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or whose call alone does not fit, does not stop the others.
 
-Calls stay at their times: a loop that was stopped would have gone on later, with other calls. The first stop is therefore more exact than those after it: for
+Calls keep their recorded times: a loop that was stopped would have continued later, with different calls. The first stop is therefore more exact than those after it: for
 limits on calls, actions, turns, failures and hours it is the one of a loop that really runs under the limit. A limit on tokens or cost really stops a loop
 earlier, by one call, or by several if calls use much less than they can: a gateway needs room for the most that a call can use, shortens its output to what is
-left, and a history has only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
+left, and a history records only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
 what calls used, in both. `maxConsecutiveTurns` does not count tasks and heartbeats, and `maxCallsPerTurn` ends a task.
 
 ## Reports

@@ -51,7 +51,7 @@ pub struct PluginSession {
 pub struct Screen<'a> {
     /// Results.
     pub out: &'a mut (dyn Write + Send),
-    /// What is said beside the results.
+    /// Notes and warnings, printed apart from the results.
     pub err: &'a mut (dyn Write + Send),
 }
 

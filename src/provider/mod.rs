@@ -1,6 +1,6 @@
 //! Wire formats of model servers: what each process has to know of them, in one place.
 //!
-//! A format is a folder: the request that the worker builds ([`WireFormat::body`]), the answer that it reads
+//! A format is a directory: the request that the worker builds ([`WireFormat::body`]), the answer that it reads
 //! ([`WireFormat::answer`], [`WireFormat::aggregate`]), and what the gateway needs to send a request that it does not
 //! trust and to meter the answer: [`ModelEndpoint`], [`RequestSchema`], [`StreamReader`](meter::StreamReader) and
 //! [`WireFormat::bill`]. Both use the same code, each in its own process.

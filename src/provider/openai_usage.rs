@@ -16,8 +16,8 @@ pub(super) struct UsageNames {
 
 impl UsageNames {
     /// The usage of an answer. Reasoning is a part of the named output, or is in addition to it, as xAI and gateways to
-    /// Gemini count; `total_tokens` tells which. If the total is more than its named parts, the rest counts as output, the
-    /// most expensive kind. `cache_write`: the part of the input that was written to a cache.
+    /// Gemini count; `total_tokens` shows which. If the total is more than its named parts, the rest counts as output,
+    /// the most expensive kind. `cache_write`: the part of the input that was written to a cache.
     pub(super) fn bill(&self, usage: &Value, cache_write: i64) -> Option<CallBill> {
         let all_input = count(usage.get(self.input)?)?;
         let named_output = count(usage.get(self.output)?)?;

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::FieldError;
 use agentloop_api::sensor::WatchSource;
 
-/// Most files and folders below the watched path: with more, the source fails until there are fewer.
+/// Most files and directories below the watched path: with more, the source fails until there are fewer.
 pub const MAX_ENTRIES: usize = 10_000;
-/// Most nested folders.
+/// Most nested directories.
 pub const MAX_LEVELS: usize = 32;
 /// Larger files are not hashed: they count as changed when their size or modification time changes.
 pub const MAX_HASHED_BYTES: u64 = 64 * 1024 * 1024;
@@ -26,7 +26,7 @@ pub const ABANDONED: Duration = Duration::from_mins(1);
 /// The part of a workspace that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchScope {
-    /// A file or folder; empty: the whole workspace.
+    /// A file or directory; empty: the whole workspace.
     path: String,
     recursive: bool,
 }
@@ -63,7 +63,7 @@ impl WatchScope {
         self.path.split('/').filter(|name| !name.is_empty())
     }
 
-    /// Whether subfolders are watched too.
+    /// Whether subdirectories are watched too.
     #[must_use]
     pub fn is_recursive(&self) -> bool {
         self.recursive
@@ -208,7 +208,7 @@ impl ChangeDetector {
         self.known.get(path)
     }
 
-    /// The known files below a folder, or at its path.
+    /// The known files below a directory, or at its path.
     #[must_use]
     pub fn below(&self, folder: &str) -> Vec<(String, FileStat)> {
         let files = self.known.iter().filter(|(path, _)| {

@@ -4,7 +4,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::hash::hex;
 
-/// The lower-case hexadecimal digits of so many random bytes. `None`: the system has no randomness.
+/// The lower-case hexadecimal digits of this many random bytes. `None`: the system has no randomness.
 #[must_use]
 pub fn random_hex<const BYTES: usize>() -> Option<String> {
     let mut bytes = [0_u8; BYTES];

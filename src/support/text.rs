@@ -1,4 +1,4 @@
-//! Texts of limited length. Lengths never split a character.
+//! Texts of limited length, whose ends never split a character, and numbers in texts.
 
 /// The beginning of a text that has at most `most` bytes.
 #[must_use]
@@ -35,6 +35,13 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
+/// A number with its noun: `1 step`, `2 steps`.
+#[must_use]
+pub fn counted<N: PartialEq + From<u8> + std::fmt::Display>(number: N, one: &str, many: &str) -> String {
+    let noun = if number == N::from(1) { one } else { many };
+    format!("{number} {noun}")
+}
+
 /// Formats a number for a table column: `950`, `9.6k`, `96k`, `1.8M`. Truncated, never rounded up.
 #[must_use]
 pub fn short_number(number: i64) -> String {
@@ -60,6 +67,12 @@ pub fn short_number(number: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_noun_is_singular_after_one_only() {
+        let steps = |number: u32| counted(number, "step", "steps");
+        assert_eq!([steps(0), steps(1), steps(2)], ["0 steps", "1 step", "2 steps"]);
+    }
 
     #[test]
     fn short_numbers_read_as_in_the_column() {

@@ -86,7 +86,7 @@ pub struct Exemplar {
     pub seconds: f64,
 }
 
-/// What is said of a family before its samples.
+/// The metadata of a family, written before its samples.
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyHead<'a> {
     pub name: &'a str,

@@ -90,7 +90,7 @@ metrics! {
     AGENT_CREATED = Agents Gauge "agentloop_agent_created_timestamp_seconds" ["namespace", "agent"]
         "Time of creation of the Agent, in seconds since the Unix epoch.";
     AGENT_DENIED_TOOL_CALLS = Agents Counter "agentloop_agent_denied_tool_calls_total" ["namespace", "agent"]
-        "Total number of tool calls of the model that were rejected and not run, such as unknown tools and invalid arguments, as persisted in the status; absent at 0.";
+        "Total number of tool calls of the model that were denied and not run, such as unknown tools and invalid arguments, as persisted in the status; absent at 0.";
     AGENT_DROPPED_TELEMETRY = Agents Counter "agentloop_agent_dropped_telemetry_total" ["namespace", "agent", "signal"]
         "Total number of spans (signal traces) and log lines (signal logs) of the Agent's pod that were not exported over OTLP, since the start of its gateway, as last reported by it; absent at 0.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
@@ -272,7 +272,7 @@ metrics! {
     LINK_REPORTS = Controller Counter "agentloop_link_reports_total" []
         "Total number of accepted reports of pods.";
     TELEMETRY_DROPPED = Controller Counter "agentloop_telemetry_dropped_total" ["signal"]
-        "Total number of spans (signal traces), log lines (logs) and data points (metrics) of the controller that were not exported over OTLP, because the collector was away or refused them. The next export has the metrics again, as they are then.";
+        "Total number of spans (signal traces), log lines (logs) and data points (metrics) of the controller that were not exported over OTLP, because the collector was unavailable or rejected them. The next export has the metrics again, as they are then.";
     RECONCILE_WORKERS = Controller Gauge "controller_runtime_active_workers" ["controller"]
         "Number of reconciles in progress.";
     RECONCILE_MAX = Controller Gauge "controller_runtime_max_concurrent_reconciles" ["controller"]

@@ -10,10 +10,11 @@ const BINARY: &str = "agentloop";
 /// The trusted roots, for images without any; `SSL_CERT_FILE` names the copy.
 const ROOTS: (&str, &str) = ("/etc/ssl/certs/ca-certificates.crt", "ca-certificates.crt");
 
-/// Copies this binary to a folder, and the trusted roots if this image has them. An earlier copy is replaced as a whole.
-pub fn install(folder: &Path) -> io::Result<()> {
-    copy(Path::new("/proc/self/exe"), &folder.join(BINARY), 0o555)?;
-    match copy(Path::new(ROOTS.0), &folder.join(ROOTS.1), 0o444) {
+/// Copies this binary to a directory, and the trusted roots if this image has them. An earlier copy is replaced as a
+/// whole.
+pub fn install(directory: &Path) -> io::Result<()> {
+    copy(Path::new("/proc/self/exe"), &directory.join(BINARY), 0o555)?;
+    match copy(Path::new(ROOTS.0), &directory.join(ROOTS.1), 0o444) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         copied => copied,
     }

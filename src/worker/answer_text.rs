@@ -109,7 +109,7 @@ struct WaitingText {
 }
 
 impl TextQueue {
-    /// Returns whether it was otherwise before.
+    /// Returns whether the value has changed.
     fn set_wanted(&self, wanted: bool) -> bool {
         let mut waiting = self.lock();
         let changed = std::mem::replace(&mut waiting.is_wanted, wanted) != wanted;

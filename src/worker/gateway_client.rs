@@ -518,7 +518,7 @@ async fn short(request: reqwest::RequestBuilder) -> Result<Response, String> {
         tracing::warn!(
             path = response.url().path(),
             status = status.as_u16(),
-            "the gateway refused a request"
+            "the gateway rejected a request"
         );
     }
     Ok(response)
@@ -537,7 +537,7 @@ fn unexpected(status: StatusCode) -> CallFailure {
     CallFailure::new(
         FailureKind::BadResponse,
         format!(
-            "the pod's gateway refused the call with status {}: worker and gateway are of different versions",
+            "the pod's gateway rejected the call with status {}: worker and gateway are of different versions",
             status.as_u16()
         ),
     )

@@ -65,7 +65,7 @@ impl<'a> JournaledEngine<'a> {
         self.engine.accepts_input()
     }
 
-    /// When the loop has had no task for so long that it gives its pod back; `None`: not as it is.
+    /// When the loop has had no task for so long that its pod is deleted; `None`: not as it is.
     #[must_use]
     pub fn scale_down_due(&self) -> Option<Timestamp> {
         self.engine.scale_down_due()

@@ -19,11 +19,11 @@ use crate::support::backoff::{Backoff, jitter};
 
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_mins(5);
-/// Refusals in a row that say that the response is wrong, and how long they must continue, until it is given up.
+/// Refusals in a row with a status for an invalid request, and how long they must continue, until the response is dropped.
 const MAX_REFUSALS: u32 = 5;
 const MAX_REFUSAL: Duration = Duration::from_mins(10);
-/// The same for all answers other than success: otherwise one response could hold the others back for ever. So many that a
-/// receiver that was unreachable for a day does not lose a response by the first answer of its return.
+/// The same for all answers other than success: otherwise one response could block the others forever. The number is so
+/// high that a receiver that was unreachable for a day does not lose a response by the first answer of its return.
 const MAX_FAILURES: u32 = 100;
 const MAX_FAILURE: Duration = Duration::from_hours(24);
 /// How long the end of the loop waits for the responses that are left.
@@ -132,7 +132,7 @@ struct ResponseRefusals {
 }
 
 impl ResponseRefusals {
-    /// The receiver answered with this status. Whether the response is given up.
+    /// The receiver answered with this status. Whether the response is dropped.
     fn ends_with(&mut self, status: u16, now: Instant) -> bool {
         let counted = |refusals: Option<(u32, Instant)>| {
             let (count, since) = refusals.unwrap_or((0, now));
@@ -165,7 +165,7 @@ async fn deliver(gateway: GatewayClient, waiting: WaitingResponse) -> i64 {
                     tracing::warn!(
                         task = response.id,
                         status,
-                        "the receiver of spec.task.responses refuses a response; it is kept in the journal and not sent again"
+                        "the receiver of spec.task.responses rejects a response; it is kept in the journal and not sent again"
                     );
                     return seq;
                 }

@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A source that is complete after so long.
+    /// A source that is complete after this long.
     struct Late(Duration);
 
     impl ToolSource for Late {

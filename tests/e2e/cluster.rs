@@ -13,7 +13,7 @@ use crate::support::{clusters, kubectl::Kubectl};
 
 /// Namespace of the release.
 pub const SYSTEM: &str = "agentloop-system";
-/// Folder of the chart.
+/// Directory of the chart.
 pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop");
 /// Name of the release.
 pub const RELEASE: &str = "agentloop";
@@ -85,7 +85,7 @@ pub fn install(system: &Kubectl, extra: &[&str]) {
     install_chart(system, CHART, extra);
 }
 
-/// The same with the chart in another folder.
+/// The same with the chart in another directory.
 pub fn install_chart(system: &Kubectl, chart: &str, extra: &[&str]) {
     let mut args = vec!["--set", "replicaCount=2", "--set", "page.enabled=true"];
     args.extend(extra);

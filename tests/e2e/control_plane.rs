@@ -226,7 +226,7 @@ fn longest_gap(moments: &[f64]) -> f64 {
     moments.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max)
 }
 
-/// The folder of the development cluster, which is where its kubeconfig lies.
+/// The directory of the development cluster, which is where its kubeconfig lies.
 fn directory() -> PathBuf {
     let kubeconfig = clusters::node().expect("there is a cluster");
     kubeconfig.parent().expect("a file is in a folder").into()

@@ -1,4 +1,5 @@
-//! Ways to install: in a namespace that is held to `restricted`, and for one namespace only, without any right outside it.
+//! Ways to install: in a namespace that is held to `restricted`, and for one namespace only, without any permission
+//! outside it.
 
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};

@@ -151,7 +151,7 @@ pub fn journal(kubectl: &Kubectl, agent: &str) -> PathBuf {
     file_below(&volume(kubectl, agent), "journal.sqlite").expect("a journal")
 }
 
-/// The file of that name in a folder or one below it.
+/// The file of that name in a directory or one below it.
 fn file_below(folder: &Path, name: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?;
     entries.flatten().map(|entry| entry.path()).find_map(|path| {

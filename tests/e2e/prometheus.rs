@@ -103,8 +103,8 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");
     let ns = namespace.kubectl.namespace();
     let mut empty = Vec::new();
-    for board in std::fs::read_dir(folder).expect("the boards") {
-        let text = std::fs::read_to_string(board.expect("a file").path()).expect("a board");
+    for board in std::fs::read_dir(folder).expect("the dashboards") {
+        let text = std::fs::read_to_string(board.expect("a file").path()).expect("a dashboard");
         let board: Value = serde_json::from_str(&text).expect("JSON");
         for panel in board["panels"].as_array().expect("panels") {
             let title = panel["title"].as_str().expect("a title");
@@ -203,7 +203,7 @@ fn promtool_finds_nothing_wrong_with_the_metrics_page() {
 /// The panel that shows something only with a database.
 const WITHOUT_DATA: [&str; 1] = ["Database last answered"];
 
-/// A query of a board with values for its variables.
+/// A query of a dashboard with values for its variables.
 fn query(text: &str, namespace: &str) -> String {
     let text = text.replace("$namespace", namespace).replace("$job", "honest");
     let text = ["$agent", "$budget", "$sensor", "$instance"]

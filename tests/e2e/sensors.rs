@@ -65,7 +65,7 @@ fn files_moved_into_a_workspace_are_reported_once_across_a_kill_and_a_new_pod() 
     kubectl.wait("agents.agentloop.dev/reader", "condition=Ready", 90);
     let pod = agent.until_pod(None, 30);
     let inbox = "sensors.agentloop.dev/inbox";
-    // The folder does not exist.
+    // The directory does not exist.
     kubectl.wait(inbox, "condition=Connected=false", 60);
     let folder = node::claim(kubectl, "reader-workspace");
     std::fs::create_dir(folder.join("inbox")).expect("a folder");

@@ -1268,7 +1268,7 @@ async fn a_controller_that_never_reached_the_server_still_ends() {
     assert!(ended.is_ok());
 }
 
-/// The chart's rules are compared with the same file: rights are no wider than what is used.
+/// The chart's rules are compared with the same file: permissions are no wider than what is used.
 #[tokio::test(start_paused = true)]
 async fn the_controller_uses_the_verbs_of_the_list_and_no_others() {
     let harness = ControllerHarness::start().await;

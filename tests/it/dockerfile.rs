@@ -153,7 +153,7 @@ fn left_out() -> Vec<PathBuf> {
     lines.collect()
 }
 
-/// Makes the folder what the image's build has in its own: what is copied, without what is left out.
+/// Makes the directory what the image's build has in its own: what is copied, without what is left out.
 fn copy_to(folder: &Path) {
     for path in copied() {
         let target = folder.join(&path);
@@ -218,7 +218,7 @@ fn cargo_finds_all_packages_in_what_the_dockerfile_copies() {
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// With what it has built before, since the folder stays.
+/// With what it has built before, since the directory stays.
 #[test]
 #[ignore = "a release build"]
 fn what_the_dockerfile_runs_builds_the_binary() {

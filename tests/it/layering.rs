@@ -115,7 +115,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Every Rust file under a folder, with its text.
+/// Every Rust file under a directory, with its text.
 fn sources(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -1,5 +1,5 @@
 // picture.mjs: takes pictures of dashboards. It bundles the page, serves it beside a proxy to Prometheus on loopback, opens each
-// board in Chromium, and fails if a panel cannot be drawn. shot.sh calls it.
+// dashboard in Chromium, and fails if a panel cannot be drawn. shot.sh calls it.
 //
 //   PROMETHEUS_URL=http://127.0.0.1:9090 NODE_ENV_DIR=... node picture.mjs OUT_DIR NAME=BOARD.json...
 import { readFileSync } from 'node:fs';

@@ -1,8 +1,8 @@
 //! The volume claims of an Agent: which ones it needs, and whether an existing one may be used. Pure.
 //!
 //! A claim outlives its Agent by seconds, or for good. An Agent that is recreated under the same name must neither start on a
-//! claim that is about to be deleted nor read the journal of another. The right to write Agents is no right to the data of
-//! the namespace: a claim that the controller did not create is mounted only if its labels say so.
+//! claim that is about to be deleted nor read the journal of another. The permission to write Agents gives no access to
+//! the data of the namespace: a claim that the controller did not create is mounted only if its labels say so.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;

@@ -482,9 +482,9 @@ impl AgentConditions<'_> {
                     return AgentReadiness::Ready(reason_message(&idle.type_, idle.message.clone()));
                 }
                 if let Some(outcome @ (LoopOutcome::Failed | LoopOutcome::Escalated)) = status.outcome {
-                    let goal = self.list.find(ConditionType::Succeeded);
-                    let held = goal.or_else(|| self.holds(ConditionType::LoopDetected));
-                    let message = held.map_or_else(String::new, |held| held.message.clone());
+                    let succeeded = self.list.find(ConditionType::Succeeded);
+                    let held = succeeded.or_else(|| self.holds(ConditionType::LoopDetected));
+                    let message = held.map_or(goal::ENDED_WITHOUT_SUCCESS, |held| held.message.as_str());
                     return AgentReadiness::Stalled(reason_message(outcome.as_ref(), message));
                 }
                 if status.outcome == Some(LoopOutcome::ScaledToZero) {

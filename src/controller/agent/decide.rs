@@ -101,7 +101,7 @@ struct PlannedRecheck {
     intent: Option<Duration>,
 }
 
-/// Computes the plan. `intent` is what [`PodSituation::intent`] says of the same snapshot.
+/// Computes the plan. `intent` is the result of [`PodSituation::intent`] for the same snapshot.
 pub(super) fn decide<'a>(
     agent: &Agent,
     intent: Intent,

@@ -60,7 +60,7 @@ fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_
     let case = Case {
         finding: Some(LoopFinding {
             sign: GatewaySign::RepeatedRequest,
-            message: "seen from outside: the same request".into(),
+            message: "detected from the gateway's counters: the same request".into(),
         }),
         ..Case::default()
     };

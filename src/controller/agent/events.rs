@@ -89,7 +89,8 @@ fn from_loop(old: &AgentStatus, new: &AgentStatus) -> Option<KubeEvent> {
                 goal_conditions::event_note(outcome, new.goal.as_ref())
             } else {
                 let held = condition::find(&new.conditions, ConditionType::LoopDetected);
-                held.map_or_else(String::new, |held| held.message.clone())
+                let note = held.map_or(goal_conditions::ENDED_WITHOUT_SUCCESS, |held| held.message.as_str());
+                note.to_owned()
             };
             return Some(KubeEvent::warning(outcome.as_ref(), "End", note));
         }

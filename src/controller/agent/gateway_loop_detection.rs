@@ -39,7 +39,7 @@ const FLOOR: i64 = 10_000;
 /// The window of [`RequestStats::tokens`].
 const BURN_SECONDS: i64 = 300;
 /// Prefix of every message of this module.
-const FROM_OUTSIDE: &str = "seen from outside: ";
+const FROM_OUTSIDE: &str = "detected from the gateway's counters: ";
 
 /// A detected loop.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,13 +5,18 @@ use crate::api::agent::AgentMode;
 use crate::api::condition::ConditionType;
 use crate::api::goal::{GoalEnd, GoalSpec, GoalStatus};
 use crate::api::status::{LoopOutcome, LoopStatus, PauseReason};
+use crate::support::text::counted;
 
 const BELOW_THRESHOLD: &str = "BelowThreshold";
 const UNREADABLE: &str = "AnswerUnreadable";
 /// Most missing artifacts that a message names.
 const MAX_PATHS: usize = 5;
 /// How to start a loop again.
-const RESTART: &str = "change the spec or set the annotation agentloop.dev/wake to start from the first step";
+const RESTART: &str = "Change the spec or set the annotation agentloop.dev/wake to restart from the first step";
+
+/// Message about a loop that ended without success, if no condition states why.
+pub(super) const ENDED_WITHOUT_SUCCESS: &str = "the loop ended without success; see kubectl agentloop history. Change \
+    the spec or set the annotation agentloop.dev/wake to restart it";
 
 /// Sets both. Without a report, `LowConfidence` is kept; `Succeeded` follows from the recorded outcome, so that it outlives
 /// the pod and its report.
@@ -76,8 +81,8 @@ pub(super) fn event_note(outcome: LoopOutcome, goal: Option<&GoalStatus>) -> Str
     if left.is_empty() {
         return format!("{why}. {RESTART}");
     }
-    let steps = goal.map_or(0, |goal| goal.steps);
-    format!("{why}; after {steps} steps {}. {RESTART}", left.join(", and "))
+    let steps = counted(goal.map_or(0, |goal| goal.steps), "step", "steps");
+    format!("{why}; after {steps} {}. {RESTART}", left.join(", and "))
 }
 
 /// What has ended the loop.
@@ -88,8 +93,7 @@ fn why(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>)
             "the loop repeated itself, and its continuation was not approved".to_owned()
         }
         (Some(GoalEnd::CallsDenied), _) => {
-            "calls of one tool were denied again and again, and the continuation of the loop was not approved"
-                .to_owned()
+            "calls of one tool were denied too often, and the continuation of the loop was not approved".to_owned()
         }
         (Some(GoalEnd::LowConfidence), _) => {
             "the confidence that the goal will be reached was too low, and the continuation was not approved".to_owned()
@@ -107,6 +111,8 @@ fn why(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>)
         (Some(GoalEnd::StepLimit), _) => "all steps are used (spec.goal.maxSteps)".to_owned(),
         (None, LoopOutcome::Cancelled) => "a user stopped the loop".to_owned(),
         (None, LoopOutcome::Idle) => "guardrails.idleTimeoutSeconds was reached".to_owned(),
+        (None, LoopOutcome::Completed) if goal.is_none() => "the goal was reached".to_owned(),
+        (None, LoopOutcome::Failed | LoopOutcome::Escalated) if goal.is_none() => "the goal was not reached".to_owned(),
         (None, LoopOutcome::Completed | LoopOutcome::Failed | LoopOutcome::Escalated | LoopOutcome::ScaledToZero) => {
             "guardrails.loopDetection ended the loop".to_owned()
         }
@@ -114,31 +120,43 @@ fn why(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>)
 }
 
 fn message(outcome: LoopOutcome, goal: Option<&GoalStatus>, spec: Option<&GoalSpec>) -> String {
-    let steps = goal.map_or(0, |goal| goal.steps);
     let why = why(outcome, goal, spec);
-    if goal.and_then(|goal| goal.end) == Some(GoalEnd::CriteriaMet) {
-        let artifacts = goal.is_some_and(|goal| !goal.artifacts.is_empty());
-        let exist = if artifacts { " and all artifacts existed" } else { "" };
-        return format!("{why}{exist} after {steps} steps");
+    let Some(goal) = goal else {
+        // No report was received: neither criteria nor steps are known.
+        return if outcome == LoopOutcome::Completed {
+            why
+        } else {
+            format!("{why}. {RESTART}")
+        };
+    };
+    let steps = counted(goal.steps, "step", "steps");
+    if goal.end == Some(GoalEnd::CriteriaMet) {
+        let exist = if goal.artifacts.is_empty() {
+            ""
+        } else {
+            " and all artifacts existed"
+        };
+        return format!("{why}{exist} after {steps}");
     }
-    let unmet = goal.into_iter().flat_map(|goal| &goal.criteria);
-    let unmet: Vec<&str> = unmet.filter(|found| !found.met).map(|found| &*found.name).collect();
-    let missing = goal.into_iter().flat_map(|goal| &goal.artifacts);
-    let missing: Vec<&str> = missing.filter(|found| !found.met).map(|found| &*found.path).collect();
-    let has_criteria = goal.is_some_and(|goal| !goal.criteria.is_empty());
-    if unmet.is_empty() && missing.is_empty() && has_criteria {
-        return format!(
-            "{why}; after {steps} steps each criterion was met, but not all of them in one check. {RESTART}"
-        );
+    let unmet = goal.criteria.iter().filter(|found| !found.met);
+    let unmet: Vec<&str> = unmet.map(|found| &*found.name).collect();
+    let missing = goal.artifacts.iter().filter(|found| !found.met);
+    let missing: Vec<&str> = missing.map(|found| &*found.path).collect();
+    if unmet.is_empty() && missing.is_empty() {
+        return if goal.criteria.is_empty() {
+            format!("{why}. {RESTART}")
+        } else {
+            format!("{why}; after {steps} each criterion was met, but not all of them in one check. {RESTART}")
+        };
     }
     let mut left = Vec::new();
-    if !unmet.is_empty() || missing.is_empty() {
+    if !unmet.is_empty() {
         left.push(format!("these criteria are not met: {}", unmet.join(", ")));
     }
     if !missing.is_empty() {
         left.push(format!("these artifacts are missing: {}", first_paths(&missing)));
     }
-    format!("{why}; after {steps} steps {}. {RESTART}", left.join(", and "))
+    format!("{why}; after {steps} {}. {RESTART}", left.join(", and "))
 }
 
 /// The first of these paths, and how many more there are.

@@ -157,6 +157,59 @@ fn criteria_that_were_met_in_different_checks_are_no_success() {
 }
 
 #[test]
+fn an_unsuccessful_end_without_a_report_of_the_goal_has_a_complete_message() {
+    for outcome in [LoopOutcome::Failed, LoopOutcome::Escalated] {
+        let mut last_report = ended(outcome, None);
+        last_report.report.loop_.as_mut().unwrap().goal = None;
+        let case = Case {
+            goal: true,
+            last_report: Some(last_report),
+            intent: Intent::Rest(RestReason::Completed),
+            ..Case::default()
+        };
+        let status = case.status_of(&goal_agent());
+        let expected = "the goal was not reached. Change the spec or set the annotation agentloop.dev/wake to restart \
+                        from the first step";
+        let succeeded = condition(&status, ConditionType::Succeeded);
+        assert_eq!(succeeded, Some(("False", outcome.as_ref(), expected)));
+        let notices = events::from_status(&Case::default().status_of(&goal_agent()), &status);
+        let end = notices.iter().find(|notice| notice.action == "End").expect("an Event");
+        assert_eq!(end.note, expected);
+    }
+}
+
+#[test]
+fn a_message_has_the_singular_after_one_step() {
+    let mut case = ended_by(GoalEnd::StepLimit);
+    let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
+    report.goal.as_mut().unwrap().steps = 1;
+    let status = case.status_of(&goal_agent());
+    let (.., message) = condition(&status, ConditionType::Succeeded).unwrap();
+    assert!(
+        message.contains("; after 1 step these criteria are not met: text. "),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_unsuccessful_end_without_a_condition_has_a_message() {
+    for outcome in [LoopOutcome::Failed, LoopOutcome::Escalated] {
+        let case = Case {
+            last_report: Some(ended(outcome, None)),
+            intent: Intent::Rest(RestReason::Completed),
+            ..Case::default()
+        };
+        let status = case.status();
+        let (_, reason, message) = condition(&status, ConditionType::Stalled).unwrap();
+        assert_eq!(reason, outcome.as_ref());
+        assert!(message.starts_with("the loop ended without success"), "{message}");
+        let notices = events::from_status(&Case::default().status(), &status);
+        let end = notices.iter().find(|notice| notice.action == "End").expect("an Event");
+        assert_eq!(end.note, message);
+    }
+}
+
+#[test]
 fn missing_artifacts_are_named_up_to_five() {
     let message = |missing: usize, met: bool| {
         let mut case = ended_by(GoalEnd::StepLimit);
@@ -229,7 +282,7 @@ fn an_event_has_the_number_of_missing_artifacts_and_no_path() {
             32,
             "; after 4 steps 1 of 1 criteria are not met, and 32 of 32 artifacts are missing. ",
         ),
-        (true, 0, 3, "all steps are used (spec.goal.maxSteps). change"),
+        (true, 0, 3, "all steps are used (spec.goal.maxSteps). Change"),
     ] {
         let note = note_of_end(met, missing, artifacts);
         assert!(note.contains(expected), "{note}");

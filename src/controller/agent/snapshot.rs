@@ -43,7 +43,7 @@ pub(super) struct AgentSnapshot {
     pub(super) others_wait: bool,
 }
 
-/// What the ledger says about an Agent.
+/// The state of an Agent's limits in the ledger.
 pub(super) struct ObservedLimits {
     /// Why it may make no call at all.
     pub(super) obstacle: Option<CallObstacle>,

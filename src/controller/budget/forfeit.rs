@@ -60,7 +60,7 @@ pub struct HolderLiveness {
 pub enum HolderState {
     /// It may call, or its next pod may soon report what it spent.
     MayCall,
-    /// It makes no more calls, and its record has not returned for so long.
+    /// It makes no more calls, and its record has not returned for this long.
     Missing(SignedDuration),
     /// It makes no more calls, and its record cannot return.
     Lost,

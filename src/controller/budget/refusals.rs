@@ -14,8 +14,9 @@ pub(super) fn try_later(message: &str) -> PodRefusal {
 pub(super) fn foreign_record() -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Unknown,
-        message: "the gateway's record belongs to another Agent: the volume is a copy of that Agent's volume; give \
+        message:
+            "the gateway's call store belongs to another Agent: the volume is a copy of that Agent's volume; give \
                   this Agent an empty volume, or delete gateway/calls.db from it"
-            .into(),
+                .into(),
     }
 }

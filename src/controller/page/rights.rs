@@ -128,7 +128,7 @@ pub(super) fn unverified() -> ClientRefusal {
     unavailable("your permissions cannot be verified now; retry")
 }
 
-/// A right of a user: a resource, in all namespaces or one, and one object or all.
+/// A permission of a user: a resource, in all namespaces or one, and one object or all.
 type AskedRight = (ViewedResource, Option<NamespacedName>, Option<String>);
 
 /// What this user may see of these objects, as it was known at most a minute ago.

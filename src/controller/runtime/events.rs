@@ -20,7 +20,7 @@ use crate::support::hash;
 
 /// Bound of the queue; further Events are dropped.
 const QUEUE: usize = 1024;
-/// Most bytes of a note: the API server refuses an Event with a longer one.
+/// Most bytes of a note: the API server rejects an Event with a longer one.
 const MAX_NOTE_BYTES: usize = 1024;
 /// The end of a note that was too long.
 const CUT: &str = "…";

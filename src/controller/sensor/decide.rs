@@ -62,7 +62,7 @@ pub(super) struct SensorPlan {
     pub(super) reports_status: bool,
 }
 
-/// Computes the plan. `objects` is what [`objects::steps`](super::objects::steps) says of the same snapshot.
+/// Computes the plan. `objects` is the result of [`objects::steps`](super::objects::steps) for the same snapshot.
 pub(super) fn decide(observed: &ObservedSensor, mut objects: ObjectSteps) -> SensorPlan {
     let obstacle = obstacle(observed, &objects);
     if obstacle.is_some() {

@@ -237,7 +237,7 @@ pub fn network_policy(sensor: &Sensor) -> NetworkPolicy {
     }
 }
 
-/// The service account of sensor pods, without rights or token.
+/// The service account of sensor pods, without permissions or token.
 #[must_use]
 pub fn service_account(namespace: &str) -> ServiceAccount {
     ServiceAccount {

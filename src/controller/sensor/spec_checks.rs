@@ -51,7 +51,7 @@ impl SpecCheckQueue {
 }
 
 impl SensorRegistry {
-    /// Checks specs, for ever.
+    /// Checks specs. Never returns.
     pub(super) async fn check_specs(&self) {
         loop {
             let Some(sensor) = self.next_unchecked() else {

@@ -86,7 +86,8 @@ impl HistoryDoubt {
         self.stage == TrialStage::Verifying
     }
 
-    /// How much the digest says of messages that are left out. Results are what others wrote, so a trial never quotes them.
+    /// How detailed the digest is about messages that are left out. Results are what others wrote, so a trial never
+    /// quotes them.
     pub fn detail(&self) -> DigestDetail {
         if self.names_only {
             DigestDetail::Names

@@ -461,7 +461,7 @@ impl Engine {
         true
     }
 
-    /// What the prompt says of messages without a summary, including those that are left out on trial.
+    /// What the prompt contains about messages without a summary, including those that are left out on trial.
     pub(crate) fn digest(&self) -> Cow<'_, HistoryDigest> {
         let doubt = &self.state.doubt;
         let Range { start, end } = doubt.left_out();

@@ -8,6 +8,7 @@ use super::{Guardrail, TrippedGuardrail};
 use crate::resources::ResourceTracker;
 use crate::settings::EngineSettings;
 use agentloop_api::status::PauseReason;
+use agentloop_support::text::counted;
 
 /// The longest pause: the minute, and one piece of it.
 pub const MAX_HOLD: SignedDuration = SignedDuration::from_secs(61);
@@ -27,9 +28,13 @@ impl Guardrail for ActionsPerMinute {
             reason: PauseReason::ActionsPerMinute,
             wait: room_at.duration_since(now),
             message: format!(
-                "{} tool runs with side effects in 60 s reached guardrails.actionsPerMinute; the next one waits until \
+                "{} in 60 s reached guardrails.actionsPerMinute; the next one waits until \
                  the oldest is 60 s old. Raise the limit, or declare read-only tools with effect: Read",
-                used.used(limit, now)
+                counted(
+                    used.used(limit, now),
+                    "tool run with side effects",
+                    "tool runs with side effects"
+                )
             ),
         })
     }

@@ -26,7 +26,7 @@ impl Guardrail for RateLimits {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
-                "guardrails.rateLimits: {limit} are used; the next call waits for room. Raise the amount, \
+                "guardrails.rateLimits: {limit} reached; the next call waits for room. Raise the amount, \
                  or instruct the agent to sleep longer"
             ),
         })
@@ -50,7 +50,7 @@ impl Guardrail for RateLimits {
             reason: PauseReason::RateWindow,
             wait,
             message: format!(
-                "guardrails.rateLimits: {limit} are used; the next tool run with side effects waits for \
+                "guardrails.rateLimits: {limit} reached; the next tool run with side effects waits for \
                  room. Raise the amount, or {other_way}"
             ),
         })

@@ -6,6 +6,7 @@
 use super::{EndedToolRun, Guardrail, TrippedGuardrail};
 use crate::{counters::StreakCounters, settings::EngineSettings};
 use agentloop_api::pause::PauseReason;
+use agentloop_support::text::counted;
 
 const REASON: PauseReason = PauseReason::ConsecutiveToolFailures;
 
@@ -32,9 +33,10 @@ impl Guardrail for ToolFailures {
             reason: REASON,
             wait,
             message: format!(
-                "{failures} tool runs in a row failed and reached guardrails.maxConsecutiveToolFailures ({limit}), the last \
+                "{} in a row failed and reached guardrails.maxConsecutiveToolFailures ({limit}), the last \
                  one of {} with the outcome {}. Check the server of the tool, or raise the limit. The loop resumes after a \
                  cool-down; the annotation agentloop.dev/resume ends it at once",
+                counted(failures, "tool run", "tool runs"),
                 run.tool,
                 run.outcome.as_ref()
             ),

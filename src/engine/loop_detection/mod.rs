@@ -138,7 +138,7 @@ impl Engine {
         self.state.watch.another_task();
     }
 
-    /// At the start of a process: drops what the settings no longer want, and starts from scratch if the loop had
+    /// At the start of a process: drops what the settings no longer enable, and starts from scratch if the loop had
     /// ended.
     pub(super) fn start_loop_detection(&mut self, restarted: bool) {
         let mode = self.settings.loop_detection.mode;

@@ -72,7 +72,7 @@ impl Engine {
 
     fn apply_to_memory(&mut self, operation: NoteOperation) -> Result<NoteResult, NoteRefusal> {
         let Some(bytes) = self.settings.memory_bytes else {
-            let fix = "the memory was switched off after you requested this: go on without it";
+            let fix = "the memory was switched off after you requested this: continue without it";
             return Err(NoteRefusal::new("operation", fix));
         };
         // A call beside the one that brings untrusted content in was requested without it.

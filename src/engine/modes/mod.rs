@@ -222,7 +222,7 @@ pub trait LoopMode {
     /// What comes next. Asked whenever no turn is open, any number of times.
     fn next(&self, context: &ModeContext<'_>) -> NextStep;
 
-    /// A turn begins, as [`LoopMode::next`] has said. Returns its first message.
+    /// A turn begins, as decided by [`LoopMode::next`]. Returns its first message.
     fn begin_turn(&mut self, kind: ModeTurnKind, opening: &TurnOpening<'_>, context: &ModeContext<'_>) -> String;
 
     /// A turn has ended. Returns what follows it. `Stop` ends the loop at once, whatever holds it.

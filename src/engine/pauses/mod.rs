@@ -17,6 +17,7 @@ use crate::snapshot::CauseKind;
 use crate::{EngineEffect, RecordKind, retry, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 use agentloop_api::pause::{PauseEnd, PauseReason};
+use agentloop_support::text::counted;
 
 const FIRST_COOLDOWN: SignedDuration = SignedDuration::from_secs(60);
 const MAX_COOLDOWN: SignedDuration = SignedDuration::from_hours(1);
@@ -188,9 +189,9 @@ impl Engine {
             return;
         };
         let message = format!(
-            "{} turns in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop resumes after a \
+            "{} in a row failed (loop.maxConsecutiveErrors), the last one: {last}. The loop resumes after a \
              cool-down; the annotation agentloop.dev/resume ends it at once",
-            streaks.count(reason)
+            counted(streaks.count(reason), "turn", "turns")
         );
         self.raise_pause(reason, Some(time_math::after(out.now, wait)), message);
     }

@@ -37,7 +37,7 @@ impl TaskClock {
         self.from = self.from.map(|from| from.checked_sub(back).unwrap_or(from));
     }
 
-    /// When it will have counted so long; `None`: it does not run.
+    /// When it will have counted this long; `None`: it does not run.
     pub fn reaches(&self, length: SignedDuration) -> Option<Timestamp> {
         let left = length.saturating_sub(self.counted).max(SignedDuration::ZERO);
         Some(time_math::after(self.from?, left))

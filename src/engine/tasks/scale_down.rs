@@ -1,4 +1,4 @@
-//! Scaling to zero: a loop without a task gives its pod back after a while.
+//! Scaling to zero: the pod of a loop without a task is deleted after a while.
 //!
 //! The engine decides, and not the controller: from the end of the loop on it accepts no task, so none is accepted by a pod that
 //! is about to be deleted.

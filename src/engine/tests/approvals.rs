@@ -182,7 +182,7 @@ fn a_gate_expires_at_its_time_and_not_a_second_before_which_denies_the_call() {
     assert_eq!(driver.notes(RecordKind::GateResolved), ["e1-t1c1r1 expired"]);
     assert_eq!(driver.notes(RecordKind::ToolDenied), ["ApprovalExpired"]);
     assert!(
-        driver.result().contains("nobody approved this call in time"),
+        driver.result().contains("this call was not approved in time"),
         "{}",
         driver.result()
     );

@@ -226,7 +226,7 @@ fn corpus() -> Vec<Case> {
 
 fn table(rows: &[(&Case, Played)]) -> String {
     let mut table =
-        String::from("| loop | sign | told at | denied at | paused at | ended at |\n|---|---|---|---|---|---|\n");
+        String::from("| loop | sign | warned at | denied at | paused at | ended at |\n|---|---|---|---|---|---|\n");
     for (case, played) in rows {
         let at = |moment: Option<u32>| moment.map_or("-".to_owned(), |moment| moment.to_string());
         let (told, sign) = played.nudged.clone().unwrap_or_default();

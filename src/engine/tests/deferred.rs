@@ -120,7 +120,7 @@ fn a_turn_that_fails_does_not_lose_what_it_was_told() {
 fn a_denied_and_an_expired_call_are_told_and_not_run() {
     for (denied, note, text) in [
         (true, "e1-t1c1r1 denied", "a person denied this call"),
-        (false, "e1-t1c1r1 expired", "nobody approved this call in time"),
+        (false, "e1-t1c1r1 expired", "this call was not approved in time"),
     ] {
         let mut driver = asleep("repo__delete");
         if denied {

@@ -317,7 +317,7 @@ fn a_result_that_is_no_report_about_these_files_is_no_verdict(#[case] text: &str
     driver.next_timer();
     assert!(
         driver.observed().contains(
-            "\nLast check of the artifacts: the toolbox (of the pod's agentloop image) has not told which of the files exist"
+            "\nLast check of the artifacts: the toolbox (of the pod's agentloop image) did not report which of the files exist"
         ),
         "{}",
         driver.observed()

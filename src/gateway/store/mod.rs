@@ -1,4 +1,5 @@
-//! The gateway's record: every call from before it is sent until the worker's journal has its outcome, and the totals.
+//! The call store of the gateway: every call from before it is sent until the worker's journal has its outcome, and the
+//! totals.
 //!
 //! One SQLite file with one transaction per change, flushed before it takes effect (`synchronous=FULL`). A call is
 //! recorded as open **before** it is sent, and settled together with its answer **before** the worker gets the end of
@@ -64,7 +65,7 @@ const BUDGET: &str = "budget";
 #[derive(thiserror::Error, Debug)]
 pub enum CallStoreError {
     /// It cannot be opened.
-    #[error("the gateway's record {path} cannot be opened: {source}; {advice}")]
+    #[error("the gateway's call store {path} cannot be opened: {source}; {advice}")]
     Open {
         path: PathBuf,
         advice: &'static str,
@@ -72,7 +73,7 @@ pub enum CallStoreError {
     },
     /// A newer version wrote it.
     #[error(
-        "the gateway's record {path} has version {found}, and this gateway supports versions up to {known}: run the newer version"
+        "the gateway's call store {path} has version {found}, and this gateway supports versions up to {known}: run the newer version"
     )]
     Version {
         path: PathBuf,
@@ -82,7 +83,7 @@ pub enum CallStoreError {
         known: i64,
     },
     /// A change cannot be written.
-    #[error("the gateway's record cannot be written: {0}")]
+    #[error("the gateway's call store cannot be written: {0}")]
     Write(#[from] rusqlite::Error),
 }
 

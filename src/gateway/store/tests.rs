@@ -1,4 +1,4 @@
-//! Tests of the gateway's record: what it keeps across crashes, and what it rejects.
+//! Tests of the call store: what it keeps across crashes, and what it rejects.
 
 use std::sync::Arc;
 

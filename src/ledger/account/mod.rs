@@ -47,7 +47,7 @@ pub type LeaseId = i64;
 pub const CONTENTION_WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// How long a refused gateway keeps its place without a new request: one with a waiting call requests every second.
 pub const WAITER_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
-/// After a wait in vain, others have priority for this multiple of the time waited.
+/// After an unsuccessful wait, others have priority for this multiple of the time waited.
 pub const BACKOFF_FACTOR: i32 = 5;
 /// A lease is filled for at most this many calls like the next one: enough to last a busy gateway from one regular
 /// write to the next, so that a budget under load is not written for each of its gateways separately.

@@ -252,6 +252,6 @@ async fn may(session: &PluginSession, permission: &PermissionCheck) -> Result<bo
     };
     let reviews: Api<SelfSubjectAccessReview> = Api::all(session.client.clone());
     let answer = reviews.create(&PostParams::default(), &review).await;
-    let answer = answer.map_err(|error| PluginError::cluster("ask for your permissions", &error))?;
+    let answer = answer.map_err(|error| PluginError::cluster("get your permissions", &error))?;
     Ok(answer.status.is_some_and(|status| status.allowed))
 }

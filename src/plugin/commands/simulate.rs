@@ -37,7 +37,7 @@ pub(super) async fn of_agents(
     simulation.show((session.format, session.now()), histories, screen)
 }
 
-/// What is asked for, which is read before any history is.
+/// The request, which is parsed before any history is read.
 struct SimulateRequest<'a> {
     limits: changes::SimulatedLimits,
     arguments: &'a SimulateArgs,
@@ -65,7 +65,7 @@ impl<'a> SimulateRequest<'a> {
         let mut report = replay::run(&self.limits, &histories)?;
         if let Some(begin) = begin {
             report.approximations.push(format!(
-                "What was before {begin} counts nowhere: windows begin empty, and a turn that was open begins with the next call."
+                "Usage before {begin} is not counted: windows start empty, and a turn in progress at that time starts with its next call."
             ));
         }
         if !print_data(format, &report, screen)? {

@@ -16,7 +16,7 @@ use crate::support::random::random_hex;
 
 /// Bytes of a random id.
 const ID_BYTES: usize = 12;
-/// What asks for the next message.
+/// The prompt for the next message of the user.
 const PROMPT: &str = "> ";
 
 pub(super) async fn run(

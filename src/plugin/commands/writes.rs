@@ -96,10 +96,10 @@ async fn user(session: &PluginSession) -> Result<String, PluginError> {
     let answer = reviews
         .create(&PostParams::default(), &SelfSubjectReview::default())
         .await;
-    let answer = answer.map_err(|error| PluginError::cluster("ask for your user name", &error))?;
+    let answer = answer.map_err(|error| PluginError::cluster("get your user name", &error))?;
     let user = answer.status.and_then(|status| status.user_info);
     let name = user.and_then(|user| user.username).filter(|name| !name.is_empty());
-    name.ok_or_else(|| PluginError::Refused("the API server does not tell your user name".into()))
+    name.ok_or_else(|| PluginError::Refused("the API server did not return your user name".into()))
 }
 
 pub(super) async fn top_up(

@@ -39,7 +39,7 @@ const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 #[derive(thiserror::Error, Debug)]
 pub enum LinkFailure {
     /// The controller rejects the request.
-    #[error("the controller refuses: {message}")]
+    #[error("the controller rejected the request: {message}")]
     Refused {
         /// Status of the response.
         status: u16,

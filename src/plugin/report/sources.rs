@@ -143,7 +143,7 @@ impl ReportSources {
         } else if let kube::Error::Api(status) = error {
             format!("the API server answered {}", status.code)
         } else {
-            "the API server did not answer in time, or not in a form that is understood".to_owned()
+            "the API server did not respond in time, or its response could not be parsed".to_owned()
         };
         self.missing.push(Unread {
             what: what.to_owned(),

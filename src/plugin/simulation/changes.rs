@@ -144,7 +144,7 @@ fn check_guardrails(agent: &AgentSpec, named: &Value) -> Result<(), PluginError>
     let bytes = [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes];
     if let Some(limit) = limits.iter().find(|limit| bytes.contains(&limit.resource)) {
         return Err(usage(format!(
-            "guardrails.rateLimits of {} cannot be simulated: a history does not have what tools wrote and sent",
+            "guardrails.rateLimits of {} cannot be simulated: a history does not record what tools wrote and sent",
             limit.resource
         )));
     }

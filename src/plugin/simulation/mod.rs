@@ -1,7 +1,7 @@
 //! `simulate`: what a changed limit would have done to the calls of a history.
 //!
-//! Decides nothing itself: the ledger decides about budgets, the guardrails of the engine about the others. Calls stay at
-//! their times, see [`report::SimulationReport::approximations`].
+//! Decides nothing itself: the ledger decides about budgets, the guardrails of the engine about the others. Calls keep their
+//! recorded times, see [`report::SimulationReport::approximations`].
 
 pub mod budgets;
 pub mod changes;

@@ -1,4 +1,4 @@
-//! Walks through histories in the order of time, and asks the limits about each call.
+//! Replays histories in chronological order, and evaluates the limits for each call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -294,9 +294,9 @@ fn of_pause(pause: ReplayedPause) -> Refusal {
 
 fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Vec<String> {
     let mut list = vec![
-        "Calls stay at their times. A loop that was stopped would have gone on later, with other calls than these."
+        "Calls keep their recorded times. A loop that was stopped would have continued later, with different calls."
             .to_owned(),
-        "Attempts at calls that were not answered are not in a history, and count nowhere.".to_owned(),
+        "Unanswered attempts at calls are not part of a history and are not counted.".to_owned(),
     ];
     let unknown = calls(histories).filter(|call| call.tokens.is_none()).count();
     if unknown > 0 {
@@ -307,7 +307,7 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
     let own = &limits.own;
     if limits.budget.is_some() || own.tokens_per_hour.or(own.total_tokens).is_some() || own.total_cost.is_some() {
         list.push(
-            "A call needs the room that it used. A gateway reserves what a call can use at most, which a history does not have, and \
+            "A call needs the room that it used. A gateway reserves what a call can use at most, which a history does not record, and \
              shortens its output to what is left. So a limit on tokens or cost really stops a loop earlier: by one call, or by several \
              if calls use much less than they can."
                 .to_owned(),
@@ -318,7 +318,7 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
         .as_ref()
         .is_some_and(|budget| budget.on_exhausted == OnExhausted::Ask)
     {
-        list.push("Nobody answers the gates of onExhausted: Ask.".to_owned());
+        list.push("Gates of onExhausted: Ask are treated as unanswered.".to_owned());
     }
     if limits.budget.as_ref().is_some_and(|budget| !budget.top_ups.is_empty()) {
         list.push("All topUps are added before the first call, in the window at that time.".to_owned());

@@ -139,7 +139,7 @@ impl SimulationReport {
         if let Some(more) = self.stops.len().checked_sub(MAX_STOPS).filter(|more| *more > 0) {
             let _ = writeln!(text, "{more} more stops: use -o json\n");
         }
-        text.push_str("What really happens may differ:\n");
+        text.push_str("Actual results may differ:\n");
         for approximation in &self.approximations {
             let _ = writeln!(text, "- {approximation}");
         }

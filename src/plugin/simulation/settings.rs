@@ -38,18 +38,18 @@ pub const SETTINGS: [&str; 20] = [
 pub const NOT_COMPUTABLE: [(&str, &str); 6] = [
     (
         "guardrails.idleTimeoutSeconds",
-        "a history does not have whether a tool result is new",
+        "a history does not record whether a tool result is new",
     ),
     (
         "guardrails.loopDetection",
-        "a history has only the beginning of long arguments and results",
+        "a history records only the beginning of long arguments and results",
     ),
     ("limits.inputTokens", ONLY_TOKENS),
     ("limits.outputTokens", ONLY_TOKENS),
     ("perAgent.inputTokens", ONLY_TOKENS),
     ("perAgent.outputTokens", ONLY_TOKENS),
 ];
-const ONLY_TOKENS: &str = "a history has tokens, calls and cost only";
+const ONLY_TOKENS: &str = "a history records only tokens, calls and cost";
 
 /// A mistake in the flags.
 pub fn usage(text: String) -> PluginError {

@@ -1,5 +1,5 @@
 //! A conversation as the prompt of its next task. The agent remembers nothing between two tasks, so each prompt contains
-//! what was said before, up to a limit.
+//! the earlier conversation, up to a limit.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ const BEFORE: &str =
     "This is a conversation. Its earlier messages follow, the oldest first, as one JSON object a line.\n";
 const NEXT: &str = "\nAnswer the next message of the user:\n";
 
-/// What was said so far.
+/// The conversation so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
     /// The oldest first.

@@ -18,9 +18,9 @@ use crate::plugin::tasks::task_run::ReceivedTaskResponse;
 /// Stands for text that did not arrive.
 const GAP: &str = " […] ";
 /// Precedes a response after text that is not its beginning.
-const WHOLE: &str = "the text above is not the whole response, which is:";
+const WHOLE: &str = "the text above is incomplete; the whole response is:";
 /// Follows text of an attempt that failed.
-const VOID: &str = "the model call failed and is tried again: the text above is void";
+const VOID: &str = "the model call failed and is retried: ignore the text above";
 
 /// What was printed of the answer to one task.
 #[derive(Debug)]

@@ -72,7 +72,7 @@ impl ResponseOutput {
         }
     }
 
-    /// Completes the answer with what the server says of its end.
+    /// Completes the answer with what the server reports about its end.
     pub(super) fn end(self, end: &ResponseBody) -> ModelAnswer {
         let reason = end
             .incomplete_details
@@ -98,7 +98,7 @@ impl ResponseOutput {
     }
 }
 
-/// A response: a whole answer, or what the last event of a stream says of it.
+/// A response: a whole answer, or what the last event of a stream reports about it.
 #[derive(Deserialize, Default)]
 pub(super) struct ResponseBody {
     pub(super) status: Option<String>,

@@ -17,7 +17,7 @@ pub struct ResponseAggregate {
     fresh: String,
     /// Indexes of the items by their ids, for events without an index.
     indexes: HashMap<String, u64>,
-    /// What the last event says of the whole.
+    /// What the last event reports about the whole.
     end: Option<ResponseBody>,
     bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! The board *Agent*: one Agent in detail, or a few beside each other.
+//! The dashboard *Agent*: one Agent in detail, or a few beside each other.
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, STATE_COLORS, TableColumn, panel_query};

@@ -1,4 +1,4 @@
-//! The board *Budgets*: limits, what is used and reserved, how fast it is spent, and when it will be used up.
+//! The dashboard *Budgets*: limits, what is used and reserved, how fast it is spent, and when it will be used up.
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::panel::{DashboardPanel, datasource};
 use crate::telemetry::registry::Metric;
 
-/// Width of a board.
+/// Width of a dashboard.
 const COLUMNS: u32 = 24;
-/// Tag of all boards, by which they link to each other.
+/// Tag of all dashboards, by which they link to each other.
 const TAG: &str = "agentloop";
 
 /// A variable whose values are those of a label.

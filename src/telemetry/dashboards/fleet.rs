@@ -1,5 +1,5 @@
-//! The board *Fleet*: all Agents of the chosen namespaces. Uses sums of namespaces where they exist, so that it works with
-//! each level of `metrics.perObject`; its last row needs series of single Agents.
+//! The dashboard *Fleet*: all Agents of the chosen namespaces. Uses sums of namespaces where they exist, so that it
+//! works with each level of `metrics.perObject`; its last row needs series of single Agents.
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};

@@ -1,7 +1,7 @@
 //! The Grafana dashboards, generated from the registry of metrics: `agentloop dashboards` writes them, the chart ships them.
 //!
 //! Classic JSON (schemaVersion 39), which file provisioning and Grafana 10 and newer read. Queries name metrics only through
-//! the [registry](super::registry), so that a board cannot ask for a metric that does not exist.
+//! the [registry](super::registry), so that a dashboard cannot ask for a metric that does not exist.
 
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ pub fn all() -> Vec<(String, Value)> {
     .into()
 }
 
-/// A board as the text of its file.
+/// A dashboard as the text of its file.
 #[must_use]
 pub fn to_text(board: &Value) -> String {
     format!("{board:#}\n")

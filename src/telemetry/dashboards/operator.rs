@@ -1,4 +1,4 @@
-//! The board *Operator*: the controller itself.
+//! The dashboard *Operator*: the controller itself.
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Colors of the states of loops, the same on all boards.
+/// Colors of the states of loops, the same on all dashboards.
 pub const STATE_COLORS: [(&str, &str); 6] = [
     ("Starting", "yellow"),
     ("Running", "green"),
@@ -81,7 +81,7 @@ enum PanelKind {
     },
 }
 
-/// A panel without its place on the board.
+/// A panel without its place on the dashboard.
 #[derive(Clone, Debug)]
 pub struct DashboardPanel {
     title: &'static str,
@@ -89,7 +89,7 @@ pub struct DashboardPanel {
     unit: PanelUnit,
     form: PanelKind,
     targets: Vec<PanelQuery>,
-    /// Columns of the board's 24.
+    /// Columns of the dashboard's 24.
     pub width: u32,
     /// Height in grid units of 30 pixels.
     pub height: u32,

@@ -2,13 +2,13 @@
 
 use crate::telemetry::registry::{Metric, MetricKind, MetricSource};
 
-/// A query that selects the series of a metric for the variables of its board, with additional matchers such as
+/// A query that selects the series of a metric for the variables of its dashboard, with additional matchers such as
 /// `state="Paused"`.
 pub fn select_with(metric: &Metric, matchers: &str) -> String {
     selector(metric, "", matchers)
 }
 
-/// A query that selects the series of a metric for the variables of its board.
+/// A query that selects the series of a metric for the variables of its dashboard.
 pub fn select(metric: &Metric) -> String {
     select_with(metric, "")
 }
@@ -23,7 +23,7 @@ pub fn rate_with(metric: &Metric, matchers: &str) -> String {
     over(metric, "rate", "$__rate_interval", matchers)
 }
 
-/// Increase of a counter over the time that the board shows.
+/// Increase of a counter over the time that the dashboard shows.
 pub fn increase(metric: &Metric) -> String {
     over(metric, "increase", "$__range", "")
 }
@@ -76,7 +76,7 @@ pub fn quantile_by(labels: &str, quantile: &str, metric: &Metric) -> String {
     format!("histogram_quantile({quantile}, sum by (le, {labels}) (rate({series}[$__rate_interval])))")
 }
 
-/// Quantile of a histogram over the rate interval, of all series of the board.
+/// Quantile of a histogram over the rate interval, of all series of the dashboard.
 pub fn quantile(quantile: &str, metric: &Metric) -> String {
     assert_eq!(metric.kind, MetricKind::Histogram, "{}", metric.name);
     let series = selector(metric, "_bucket", "");

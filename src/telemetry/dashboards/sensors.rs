@@ -1,4 +1,4 @@
-//! The board *Sensors*: events from their source to the loops.
+//! The dashboard *Sensors*: events from their source to the loops.
 
 use super::dashboard::{Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};

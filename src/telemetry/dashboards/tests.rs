@@ -69,7 +69,7 @@ fn every_panel_has_a_description_a_unit_and_targets() {
     }
 }
 
-/// Panels of all boards of a type, with the names of their files.
+/// Panels of all dashboards of a type, with the names of their files.
 fn panels_of(kind: &str) -> Vec<(String, Value)> {
     let panels = all().into_iter().flat_map(|(file, board)| {
         let panels = board["panels"].as_array().unwrap().clone();

@@ -13,7 +13,7 @@ use crate::harness::{Server, TestClient};
 
 const SECRET: &str = "canary-outside";
 
-/// A toolbox, and a folder beside its workspace with a secret.
+/// A toolbox, and a directory beside its workspace with a secret.
 async fn harness() -> (Server, TestClient) {
     let server = Server::toolbox(&[]).await;
     std::fs::create_dir(server.folder.path().join("outside")).unwrap();
@@ -129,7 +129,7 @@ async fn links_that_lead_out_are_not_followed_and_links_within_are() {
     assert!(!server.folder.path().join("outside/new").exists());
 }
 
-/// Swaps a folder and a link to the outside until `stop`.
+/// Swaps a directory and a link to the outside until `stop`.
 fn swap(workspace: &Path, stop: &AtomicBool) -> u64 {
     let path = |name: &str| workspace.join(name);
     let mut swaps = 0;

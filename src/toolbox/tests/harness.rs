@@ -63,7 +63,7 @@ impl Server {
         for path in [folder.path(), &folder.path().join("workspace")] {
             std::fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
         }
-        // Another user may not reach the folder of the build, such as one below /root.
+        // Another user may not reach the directory of the build, such as one below /root.
         let program = folder.path().join("agentloop");
         if std::fs::hard_link(binary(), &program).is_err() {
             std::fs::copy(binary(), &program).unwrap();

@@ -1,4 +1,4 @@
-//! `list_directory`: the entries of a folder, or the sizes of named files.
+//! `list_directory`: the entries of a directory, or the sizes of named files.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -23,18 +23,18 @@ const MAX_READ: usize = 100_000;
 pub(crate) struct ListDirectory {
     #[serde(default)]
     path: Option<String>,
-    /// Files instead of a folder.
+    /// Files instead of a directory.
     #[serde(default)]
     files: Option<Vec<String>>,
 }
 
 impl Workspace {
-    /// Lists a folder, or says what is under each of the paths in `files`.
+    /// Lists a directory, or says what is under each of the paths in `files`.
     pub(crate) fn list(&self, wanted: &ListDirectory, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
         match (&wanted.path, &wanted.files) {
             (Some(_), Some(_)) => Err(FileError::Refused("set either path or files".to_owned())),
             (None, Some(files)) => self.find(files, cancelled),
-            (path, None) => self.list_folder(path.as_deref().unwrap_or("."), cancelled),
+            (path, None) => self.list_entries(path.as_deref().unwrap_or("."), cancelled),
         }
     }
 
@@ -49,7 +49,7 @@ impl Workspace {
             report.0.push(match self.size_of(path) {
                 Ok(bytes) => FileFinding::Bytes(bytes),
                 // No file can have an invalid path.
-                Err(FileError::Absent(_) | FileError::NoFolder(_) | FileError::Invalid(_)) => FileFinding::Absent,
+                Err(FileError::Absent(_) | FileError::NotADirectory(_) | FileError::Invalid(_)) => FileFinding::Absent,
                 Err(FileError::Special(..) | FileError::Link(_)) => FileFinding::NotRegular,
                 // An absolute link too, wherever it leads.
                 Err(FileError::Outside(_)) => FileFinding::Outside,
@@ -71,14 +71,14 @@ impl Workspace {
         Ok(size(&stat))
     }
 
-    /// Lists a folder, sorted by name: directories end in `/`, links in `@`, files have their size.
-    fn list_folder(&self, path: &str, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
+    /// Lists a directory, sorted by name: directories end in `/`, links in `@`, files have their size.
+    fn list_entries(&self, path: &str, cancelled: &CancellationToken) -> Result<ToolAnswer, FileError> {
         let path = self.relative(path)?;
-        let folder = self.open_folder(path)?;
+        let directory = self.open_directory(path)?;
         let failed = |errno: Errno| FileError::of(path, errno);
         let mut names = Vec::new();
         let mut is_cut = false;
-        for entry in Dir::read_from(&folder).map_err(failed)? {
+        for entry in Dir::read_from(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             if name == c"." || name == c".." {
@@ -94,7 +94,7 @@ impl Workspace {
         let mut text = String::new();
         for name in names.iter().take(MAX_ENTRIES) {
             check_cancelled(cancelled)?;
-            let stat = match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            let stat = match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
                 // Removed in the meantime.
                 Err(Errno::NOENT) => continue,

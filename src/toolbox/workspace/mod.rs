@@ -1,7 +1,7 @@
-//! The files of the workspace: the only folder that the file tools reach.
+//! The files of the workspace: the only directory that the file tools reach.
 //!
-//! Every path is resolved by the kernel (`openat2`) below the folder that was opened at the start, so that neither `..`,
-//! nor a link, nor a folder that is swapped for a link at the same time leads out of it. Blocking.
+//! Every path is resolved by the kernel (`openat2`) below the directory that was opened at the start, so that neither
+//! `..`, nor a link, nor a directory that is swapped for a link at the same time leads out of it. Blocking.
 
 mod list;
 mod read;
@@ -35,7 +35,7 @@ pub(crate) use self::write::{EditFile, WriteFile};
 pub(crate) const MAX_PATH: usize = 4095;
 /// Tries of a lookup that is disturbed by renames. Each costs microseconds.
 const MAX_TRIES: usize = 64;
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// `NONBLOCK`, so that a named pipe does not block, and `NOCTTY`, so that a terminal is not taken over.
 const FILE: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
@@ -52,7 +52,7 @@ pub(crate) enum FileError {
     #[error("{0}: {1}, not a regular file")]
     Special(String, &'static str),
     #[error("{0}: not a directory")]
-    NoFolder(String),
+    NotADirectory(String),
     #[error("{0}: a symbolic link; name its target instead")]
     Link(String),
     #[error("{0}: permission denied")]
@@ -74,7 +74,7 @@ impl FileError {
             // ELOOP: too many links, or a link of /proc.
             Errno::XDEV | Errno::LOOP => Self::Outside(path),
             Errno::NOENT => Self::Absent(path),
-            Errno::NOTDIR => Self::NoFolder(path),
+            Errno::NOTDIR => Self::NotADirectory(path),
             Errno::ACCESS | Errno::PERM => Self::Denied(path),
             Errno::NAMETOOLONG | Errno::INVAL => Self::Invalid(path),
             Errno::NXIO | Errno::NODEV => Self::Special(path, "a device or socket"),
@@ -111,7 +111,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Opens the folder. Fails if the kernel, or a sandbox such as gVisor, does not support `openat2`.
+    /// Opens the directory. Fails if the kernel, or a sandbox such as gVisor, does not support `openat2`.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(path, flags, Mode::empty())?;
@@ -119,7 +119,7 @@ impl Workspace {
             root,
             path: path.to_owned(),
         };
-        workspace.open_beneath(Path::new("."), FOLDER)?;
+        workspace.open_beneath(Path::new("."), DIRECTORY)?;
         Ok(workspace)
     }
 
@@ -153,16 +153,16 @@ impl Workspace {
         result
     }
 
-    fn open_folder(&self, path: &Path) -> Result<OwnedFd, FileError> {
-        self.open_beneath(path, FOLDER)
+    fn open_directory(&self, path: &Path) -> Result<OwnedFd, FileError> {
+        self.open_beneath(path, DIRECTORY)
             .map_err(|errno| FileError::of(path, errno))
     }
 
-    /// Makes a folder the current directory of this process.
+    /// Makes a directory the current directory of this process.
     pub(crate) fn enter(&self, path: &str) -> Result<(), FileError> {
         let path = self.relative(path)?;
-        let folder = self.open_folder(path)?;
-        rustix::process::fchdir(&folder).map_err(|errno| FileError::of(path, errno))
+        let directory = self.open_directory(path)?;
+        rustix::process::fchdir(&directory).map_err(|errno| FileError::of(path, errno))
     }
 
     /// Opens a regular file for reading. What it is, is checked before it is opened, because opening a device may have

@@ -1,6 +1,6 @@
 //! `search_files`: lines that match a regular expression.
 //!
-//! The walk opens each folder from its parent and follows no link.
+//! The walk opens each directory from its parent and follows no link.
 
 use std::ffi::CStr;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{FILE, FOLDER, FileError, Workspace, check_cancelled};
+use super::{DIRECTORY, FILE, FileError, Workspace, check_cancelled};
 use crate::answer::ToolAnswer;
 use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
 
@@ -28,7 +28,7 @@ pub(crate) const MAX_RESULTS: usize = 1000;
 const MAX_LINE: usize = 300;
 /// Longest line that is searched; the rest of a longer one is not.
 const MAX_SEARCHED_LINE: usize = 64 * 1024;
-/// Bounds of one search: entries, levels of folders, bytes, and time.
+/// Bounds of one search: entries, levels of directories, bytes, and time.
 const MAX_ENTRIES: usize = 100_000;
 const MAX_LEVELS: usize = 32;
 const MAX_BYTES: u64 = 512 * 1024 * 1024;
@@ -86,9 +86,9 @@ impl Workspace {
         } else {
             &*path.to_string_lossy()
         };
-        match self.open_folder(path) {
-            Ok(folder) => search.folder(&folder, shown, 0)?,
-            Err(FileError::NoFolder(_)) => {
+        match self.open_directory(path) {
+            Ok(directory) => search.directory(&directory, shown, 0)?,
+            Err(FileError::NotADirectory(_)) => {
                 let (file, _) = self.open_regular(path)?;
                 search.file(file, shown)?;
             }
@@ -158,9 +158,9 @@ impl Search<'_> {
         Ok(self.stopped.is_none())
     }
 
-    fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), FileError> {
-        // A folder that became unreadable, and one that is nested too deeply, is skipped.
-        let Ok(entries) = Dir::read_from(folder) else {
+    fn directory(&mut self, directory: &OwnedFd, path: &str, level: usize) -> Result<(), FileError> {
+        // A directory that became unreadable, and one that is nested too deeply, is skipped.
+        let Ok(entries) = Dir::read_from(directory) else {
             return Ok(());
         };
         let mut names: Vec<_> = entries
@@ -175,7 +175,7 @@ impl Search<'_> {
                 break;
             }
             self.entries += 1;
-            let Ok(stat) = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) else {
+            let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
             let text = name.to_string_lossy();
@@ -184,22 +184,29 @@ impl Search<'_> {
             } else {
                 format!("{path}/{text}")
             };
-            self.entry(folder, &name, &stat, &below, level)?;
+            self.entry(directory, &name, &stat, &below, level)?;
         }
         Ok(())
     }
 
-    fn entry(&mut self, folder: &OwnedFd, name: &CStr, stat: &Stat, path: &str, level: usize) -> Result<(), FileError> {
+    fn entry(
+        &mut self,
+        directory: &OwnedFd,
+        name: &CStr,
+        stat: &Stat,
+        path: &str,
+        level: usize,
+    ) -> Result<(), FileError> {
         let is_wanted = |pattern: &Option<Regex>| pattern.as_ref().is_none_or(|glob| glob.is_match(name.to_bytes()));
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory if level < MAX_LEVELS => {
-                match openat(folder, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
-                    Ok(inner) => self.folder(&inner, path, level + 1),
+                match openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()) {
+                    Ok(inner) => self.directory(&inner, path, level + 1),
                     Err(errno) => skipped(errno),
                 }
             }
             FileType::RegularFile if is_wanted(&self.file_name) => {
-                match openat(folder, name, FILE | OFlags::NOFOLLOW, Mode::empty()) {
+                match openat(directory, name, FILE | OFlags::NOFOLLOW, Mode::empty()) {
                     Ok(file) => self.opened(File::from(file), path),
                     Err(errno) => skipped(errno),
                 }

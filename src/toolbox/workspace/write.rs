@@ -1,5 +1,5 @@
-//! `write_file` and `edit_file`: a file is replaced as a whole, by a rename within its folder. Readers see the old or the
-//! new content, and other names (hard links) of the old file keep the old content.
+//! `write_file` and `edit_file`: a file is replaced as a whole, by a rename within its directory. Readers see the old
+//! or the new content, and other names (hard links) of the old file keep the old content.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -48,9 +48,9 @@ pub(crate) struct EditFile {
     replace_all: bool,
 }
 
-/// An opened folder, and the name of a file in it.
+/// An opened directory, and the name of a file in it.
 struct FileSlot<'a> {
-    folder: OwnedFd,
+    directory: OwnedFd,
     name: &'a OsStr,
     path: &'a Path,
 }
@@ -60,7 +60,7 @@ impl Workspace {
         let path = self.relative(&wanted.path)?;
         require_size(path, wanted.content.len())?;
         let (parent, name) = split(path)?;
-        self.create_folders(parent)?;
+        self.create_directories(parent)?;
         let slot = self.slot(path, parent, name)?;
         let before = slot.stat()?;
         check_cancelled(cancelled)?;
@@ -91,9 +91,9 @@ impl Workspace {
         Ok(ToolAnswer::text(format!("changed {places} of {}", shown(path))).wrote(edited.len() as u64))
     }
 
-    /// Creates the missing folders of a path. Each one is created in a folder that was opened beneath the root.
-    fn create_folders(&self, path: &Path) -> Result<(), FileError> {
-        let is_missing = |folder: &Path| match self.open_folder(folder) {
+    /// Creates the missing directories of a path. Each one is created in a directory that was opened beneath the root.
+    fn create_directories(&self, path: &Path) -> Result<(), FileError> {
+        let is_missing = |directory: &Path| match self.open_directory(directory) {
             Ok(_) => Ok(false),
             Err(FileError::Absent(_)) => Ok(true),
             Err(error) => Err(error),
@@ -106,25 +106,25 @@ impl Workspace {
         }
         let ancestors: Vec<_> = path
             .ancestors()
-            .filter(|folder| !folder.as_os_str().is_empty())
+            .filter(|directory| !directory.as_os_str().is_empty())
             .collect();
-        for folder in ancestors.into_iter().rev() {
-            if !is_missing(folder)? {
+        for directory in ancestors.into_iter().rev() {
+            if !is_missing(directory)? {
                 continue;
             }
-            let (parent, name) = split(folder)?;
-            let parent = self.open_folder(parent)?;
+            let (parent, name) = split(directory)?;
+            let parent = self.open_directory(parent)?;
             match mkdirat(&parent, name, Mode::from_raw_mode(0o777)) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(errno) => return Err(FileError::of(folder, errno)),
+                Err(errno) => return Err(FileError::of(directory, errno)),
             }
         }
         Ok(())
     }
 
     fn slot<'a>(&self, path: &'a Path, parent: &Path, name: &'a OsStr) -> Result<FileSlot<'a>, FileError> {
-        let folder = self.open_folder(parent)?;
-        Ok(FileSlot { folder, name, path })
+        let directory = self.open_directory(parent)?;
+        Ok(FileSlot { directory, name, path })
     }
 }
 
@@ -135,7 +135,7 @@ impl FileSlot<'_> {
 
     /// The existing file, which must be a regular one: a link, for example, would be replaced instead of followed.
     fn stat(&self) -> Result<Option<Stat>, FileError> {
-        match statat(&self.folder, self.name, AtFlags::SYMLINK_NOFOLLOW) {
+        match statat(&self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => require_regular(self.path, &stat).map(|()| Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.failed(errno)),
@@ -146,7 +146,7 @@ impl FileSlot<'_> {
     fn read(&self, expected: &Stat) -> Result<String, FileError> {
         require_size(self.path, usize::try_from(size(expected)).unwrap_or(usize::MAX))?;
         let flags = super::FILE | OFlags::NOFOLLOW;
-        let file = openat(&self.folder, self.name, flags, Mode::empty()).map_err(|errno| self.failed(errno))?;
+        let file = openat(&self.directory, self.name, flags, Mode::empty()).map_err(|errno| self.failed(errno))?;
         let stat = fstat(&file).map_err(|errno| self.failed(errno))?;
         if !is_same(&stat, expected) {
             return Err(self.changed());
@@ -167,10 +167,12 @@ impl FileSlot<'_> {
         let replaced = self
             .fill(file, content, before)
             .and_then(|()| self.require_unchanged(before))
-            .and_then(|()| renameat(&self.folder, &name, &self.folder, self.name).map_err(|errno| self.failed(errno)));
+            .and_then(|()| {
+                renameat(&self.directory, &name, &self.directory, self.name).map_err(|errno| self.failed(errno))
+            });
         if replaced.is_err() {
             // The error of the replacement is the one to report.
-            let _ = unlinkat(&self.folder, &name, AtFlags::empty());
+            let _ = unlinkat(&self.directory, &name, AtFlags::empty());
         }
         replaced
     }
@@ -181,7 +183,7 @@ impl FileSlot<'_> {
         for _ in 0..MAX_NAMES {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("{UNFINISHED_FILE_PREFIX}{}-{number}", std::process::id());
-            match openat(&self.folder, &name, NEW_FILE, Mode::from_raw_mode(0o666)) {
+            match openat(&self.directory, &name, NEW_FILE, Mode::from_raw_mode(0o666)) {
                 Ok(file) => return Ok((name, File::from(file))),
                 Err(Errno::EXIST) => {}
                 Err(other) => {
@@ -215,7 +217,7 @@ impl FileSlot<'_> {
     }
 }
 
-/// The folder and the last name of a path.
+/// The directory and the last name of a path.
 fn split(path: &Path) -> Result<(&Path, &OsStr), FileError> {
     let Some(Component::Normal(name)) = path.components().next_back() else {
         return Err(FileError::Special(shown(path), "a directory"));

@@ -29,7 +29,7 @@ pub(super) struct SimulatedEnvironment {
     pub(super) script: Rc<Script>,
     pub(super) now: Timestamp,
     pub(super) epoch: i64,
-    /// The record of the gateway.
+    /// The call store of the gateway.
     calls: BTreeMap<CallId, StoredCall>,
     /// The last call whose outcome the worker has acknowledged.
     acknowledged: Option<CallId>,

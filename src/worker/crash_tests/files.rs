@@ -10,7 +10,7 @@ const PAGE: usize = 1024;
 /// A file of this length is taken for the ballast.
 const BALLAST_BYTES: u64 = 1024 * 1024;
 
-/// A folder, in memory if the system has a memory file system: there, syncing costs nothing.
+/// A directory, in memory if the system has a memory file system: there, syncing costs nothing.
 pub(super) fn in_memory() -> TempDir {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() {

@@ -54,7 +54,7 @@ impl Folder {
         folder
     }
 
-    /// Makes the folder equal to these files.
+    /// Makes the directory equal to these files.
     pub(super) fn put(&mut self, contents: &Contents) {
         for path in self.written.keys().filter(|path| !contents.contains_key(*path)) {
             fs::remove_file(self.path(path)).expect("a file");

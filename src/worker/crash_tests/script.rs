@@ -137,7 +137,7 @@ pub(super) fn clock(uid: &str, cron: &str) -> SensorTerms {
     }
 }
 
-/// A watch of the folder `inbox` with a notification for each change.
+/// A watch of the directory `inbox` with a notification for each change.
 pub(super) fn inbox() -> SensorTerms {
     let spec = json!({
         "agentNames": ["a"],

@@ -11,7 +11,7 @@ use super::*;
 use crate::api::failure::FailureKind;
 use crate::api::status::{LoopOutcome, LoopState};
 
-/// Seconds without a task after which the loop gives its pod back: longer than any downtime.
+/// Seconds without a task after which the pod of the loop is deleted: longer than any downtime.
 const IDLE: i64 = 12 * 3600;
 
 fn call(tools: &[(&'static str, ScriptedOutcome)]) -> Call {

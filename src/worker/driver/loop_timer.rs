@@ -27,8 +27,8 @@ impl LoopTimer {
 mod tests {
     use super::*;
 
-    /// A timer that stays in the past would be due at once again and again, for as long as the engine has nothing to wait for
-    /// but a call: a worker that does nothing would use a whole core.
+    /// A timer that stays in the past would be due at once repeatedly, for as long as the engine has nothing to wait
+    /// for but a call: a worker that does nothing would use a whole core.
     #[test]
     fn a_timer_fires_once_and_not_before_its_time() {
         let at: Timestamp = "2026-01-05T07:00:00Z".parse().unwrap();

@@ -12,7 +12,8 @@ use crate::link::task_requests::{RequestedTask, TaskAck, TaskReceipt, TaskRefusa
 use crate::worker::journal::JournalError;
 
 impl LoopDriver<'_> {
-    /// When the loop gives its pod back. Responses are delivered first, and events that only this pod can receive keep it.
+    /// When the loop ends for lack of tasks, so that its pod is deleted. Responses are delivered first, and events that
+    /// only this pod can receive keep it.
     pub(super) fn scale_down_due(&self) -> Option<Timestamp> {
         let needs_pod = self.stop.is_some() || self.responses.is_waiting() || self.sensors.needs_pod();
         self.steps.scale_down_due().filter(|_| !needs_pod)

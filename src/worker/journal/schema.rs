@@ -117,6 +117,7 @@ CREATE INDEX messages_live ON messages (member, id) WHERE live = 1;
 /// documented in docs/reference/journal.md. The note of a line about a gate begins with the gate's id; when the gate is
 /// closed, the rest says how. Nothing writes to it, so it is as complete as the lines. Member and turn have at most one
 /// execution of their own; the rows of questions about a turn are not it.
+/// Spelled out again in version 10: a version that has been released is never edited.
 const VERSION_7: &str = "
 CREATE VIEW agent_execution_audit AS
 WITH execution AS (

@@ -208,11 +208,11 @@ impl FileWatcher {
                 return Ok(looked);
             }
         };
-        self.bell.watch_folders(survey.folders);
+        self.bell.watch_directories(survey.directories);
         let mut problem = survey.problem;
-        // Files in folders that were skipped count as unchanged, not as removed.
-        for folder in &survey.passed {
-            survey.files.extend(self.watcher.below(folder));
+        // Files in directories that were skipped count as unchanged, not as removed.
+        for directory in &survey.passed {
+            survey.files.extend(self.watcher.below(directory));
         }
         let now = began - self.began;
         for task in self.watcher.compare(now, &survey.files, self.bell.open_files()) {

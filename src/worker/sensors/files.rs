@@ -1,7 +1,7 @@
 //! Lists and reads the files of a workspace. Blocking.
 //!
 //! Opens each path component on its own and follows no link, so that no file outside the workspace is ever read, even
-//! if folders and links are swapped at the same time. Does not decide what a change means.
+//! if directories and links are swapped at the same time. Does not decide what a change means.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -24,9 +24,9 @@ use crate::support::hash::hex;
 pub(super) struct FileSurvey {
     /// Files by their path relative to the workspace.
     pub(super) files: BTreeMap<String, FileStat>,
-    /// Folders, likewise; the workspace itself is the empty path.
-    pub(super) folders: Vec<String>,
-    /// Folders that were skipped: what was known about their files stays valid.
+    /// Directories, likewise; the workspace itself is the empty path.
+    pub(super) directories: Vec<String>,
+    /// Directories that were skipped: what was known about their files stays valid.
     pub(super) passed: Vec<String>,
     /// Why something was skipped.
     pub(super) problem: Option<WatchError>,
@@ -39,22 +39,22 @@ pub(super) enum WatchError {
     #[error("spec.source.watch.path is not in the workspace: create it, or correct the path")]
     Absent,
     #[error(
-        "spec.source.watch.path contains a symbolic link, or is neither a file nor a folder: use a path without links"
+        "spec.source.watch.path contains a symbolic link, or is neither a file nor a directory: use a path without links"
     )]
     Link,
     #[error(
-        "more than {MAX_ENTRIES} files and folders: move processed files out of the folder, or watch \
-         a smaller folder"
+        "more than {MAX_ENTRIES} files and directories: move processed files out of the directory, or watch \
+         a smaller directory"
     )]
     TooMany,
     #[error(
-        "folders are nested more than {MAX_LEVELS} levels deep, and deeper ones are skipped: \
+        "directories are nested more than {MAX_LEVELS} levels deep, and deeper ones are skipped: \
          set spec.source.watch.recursive to false, or move them"
     )]
     TooDeep,
-    #[error("skipped a file or folder whose name is not UTF-8: rename it")]
+    #[error("skipped a file or directory whose name is not UTF-8: rename it")]
     Nameless,
-    #[error("skipped a file or folder without read permission: make it readable for group {WORKER_UID}, or for all")]
+    #[error("skipped a file or directory without read permission: make it readable for group {WORKER_UID}, or for all")]
     Denied,
     #[error("cannot read the workspace: {0}")]
     Other(String),
@@ -71,7 +71,7 @@ impl From<Errno> for WatchError {
     }
 }
 
-const FOLDER: OFlags = OFlags::RDONLY
+const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
@@ -90,21 +90,21 @@ pub(super) fn survey(workspace: &Path, scope: &WatchScope) -> Result<FileSurvey,
     while let Some(name) = names.next() {
         let stat = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        survey.folders.push(path.clone());
+        survey.directories.push(path.clone());
         join(&mut path, name);
         if is_file && names.peek().is_none() {
             survey.files.insert(path, file_stat(&stat));
             return Ok(survey);
         }
-        at = openat(&at, name, FOLDER, Mode::empty())?;
+        at = openat(&at, name, DIRECTORY, Mode::empty())?;
     }
-    // Folders above the scope are watched only because the scope may appear or disappear in them.
-    let mut walk = FolderWalk {
+    // Directories above the scope are watched only because the scope may appear or disappear in them.
+    let mut walk = DirectoryWalk {
         survey: &mut survey,
         recursive: scope.is_recursive(),
         entries: 0,
     };
-    walk.folder(&at, &path, 0)?;
+    walk.directory(&at, &path, 0)?;
     Ok(survey)
 }
 
@@ -136,17 +136,17 @@ fn stamp(stat: &Stat) -> u64 {
     hash.finish().max(1)
 }
 
-struct FolderWalk<'a> {
+struct DirectoryWalk<'a> {
     survey: &'a mut FileSurvey,
     recursive: bool,
     entries: usize,
 }
 
-impl FolderWalk<'_> {
-    fn folder(&mut self, folder: &OwnedFd, path: &str, level: usize) -> Result<(), WatchError> {
-        self.survey.folders.push(path.to_owned());
+impl DirectoryWalk<'_> {
+    fn directory(&mut self, directory: &OwnedFd, path: &str, level: usize) -> Result<(), WatchError> {
+        self.survey.directories.push(path.to_owned());
         let mut inner = Vec::new();
-        let mut entries = Dir::read_from(folder)?;
+        let mut entries = Dir::read_from(directory)?;
         while let Some(entry) = entries.read() {
             let entry = entry?;
             let name = entry.file_name();
@@ -157,8 +157,8 @@ impl FolderWalk<'_> {
             if self.entries > MAX_ENTRIES {
                 return Err(WatchError::TooMany);
             }
-            if let Some(folder) = self.entry(folder, name, path)? {
-                inner.push(folder);
+            if let Some(directory) = self.entry(directory, name, path)? {
+                inner.push(directory);
             }
         }
         for name in inner {
@@ -168,8 +168,8 @@ impl FolderWalk<'_> {
                 self.pass(below, WatchError::TooDeep);
                 continue;
             }
-            let inner = match openat(folder, &*name, FOLDER, Mode::empty()) {
-                Ok(inner) => self.folder(&inner, &below, level + 1),
+            let inner = match openat(directory, &*name, DIRECTORY, Mode::empty()) {
+                Ok(inner) => self.directory(&inner, &below, level + 1),
                 // Removed, or replaced by something else, in the meantime.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => continue,
                 Err(error) => Err(error.into()),
@@ -183,15 +183,15 @@ impl FolderWalk<'_> {
         Ok(())
     }
 
-    /// Skips a folder that cannot be read, so that changes elsewhere are still reported.
-    fn pass(&mut self, folder: String, why: WatchError) {
-        self.survey.passed.push(folder);
+    /// Skips a directory that cannot be read, so that changes elsewhere are still reported.
+    fn pass(&mut self, directory: String, why: WatchError) {
+        self.survey.passed.push(directory);
         self.survey.problem = Some(why);
     }
 
-    /// Adds an entry to the survey. Returns the name if it is a folder to descend into.
-    fn entry(&mut self, folder: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, WatchError> {
-        let stat = match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+    /// Adds an entry to the survey. Returns the name if it is a directory to descend into.
+    fn entry(&mut self, directory: &OwnedFd, name: &CStr, path: &str) -> Result<Option<String>, WatchError> {
+        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -248,9 +248,9 @@ fn read_steady(
     most_text: usize,
 ) -> Result<Option<FileContent>, WatchError> {
     let mut at = open_root(workspace)?;
-    let (folders, name) = path.rsplit_once('/').unwrap_or(("", path));
-    for folder in folders.split('/').filter(|name| !name.is_empty()) {
-        at = openat(&at, folder, FOLDER, Mode::empty())?;
+    let (directories, name) = path.rsplit_once('/').unwrap_or(("", path));
+    for directory in directories.split('/').filter(|name| !name.is_empty()) {
+        at = openat(&at, directory, DIRECTORY, Mode::empty())?;
     }
     let file = openat(&at, name, FILE, Mode::empty())?;
     let same = |file: &OwnedFd| -> Result<bool, WatchError> {
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(files(dir.path(), &scope("inbox", false)).expect("files"), ["inbox/a"]);
         assert_eq!(files(dir.path(), &scope(".", false)).expect("files"), ["outside"]);
         let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
-        assert_eq!((one.files.len(), one.folders), (1, vec![String::new(), "inbox".into()]));
+        assert_eq!((one.files.len(), one.directories), (1, vec![String::new(), "inbox".into()]));
         assert_eq!(files(dir.path(), &scope("absent", true)), Err(WatchError::Absent));
     }
 

@@ -23,7 +23,7 @@ pub(super) struct InotifyWatcher {
     workspace: PathBuf,
     /// `None` if the kernel's limit of inotify instances is reached.
     queue: Option<AsyncFd<OwnedFd>>,
-    folders: BTreeMap<i32, String>,
+    directories: BTreeMap<i32, String>,
     /// Files that are being written to.
     open: BTreeSet<String>,
 }
@@ -34,22 +34,22 @@ impl InotifyWatcher {
         Self {
             workspace: workspace.into(),
             queue: queue.and_then(registered),
-            folders: BTreeMap::new(),
+            directories: BTreeMap::new(),
             open: BTreeSet::new(),
         }
     }
 
-    /// Watches exactly these folders. A folder that cannot be watched is still scanned periodically.
-    pub(super) fn watch_folders(&mut self, folders: Vec<String>) {
+    /// Watches exactly these directories. A directory that cannot be watched is still scanned periodically.
+    pub(super) fn watch_directories(&mut self, directories: Vec<String>) {
         let Some(queue) = &self.queue else { return };
-        let before = std::mem::take(&mut self.folders);
-        for folder in folders {
-            // Adding a folder again returns the same watch descriptor.
-            if let Ok(number) = inotify::add_watch(queue.get_ref(), self.workspace.join(&folder), TOLD) {
-                self.folders.insert(number, folder);
+        let before = std::mem::take(&mut self.directories);
+        for directory in directories {
+            // Adding a directory again returns the same watch descriptor.
+            if let Ok(number) = inotify::add_watch(queue.get_ref(), self.workspace.join(&directory), TOLD) {
+                self.directories.insert(number, directory);
             }
         }
-        for number in before.keys().filter(|number| !self.folders.contains_key(*number)) {
+        for number in before.keys().filter(|number| !self.directories.contains_key(*number)) {
             let _ = inotify::remove_watch(queue.get_ref(), *number);
         }
     }
@@ -77,13 +77,13 @@ impl InotifyWatcher {
         while let Ok(event) = reader.next() {
             let what = event.events();
             let name = event.file_name().and_then(|name| name.to_str().ok());
-            let (Some(folder), Some(name)) = (self.folders.get(&event.wd()), name) else {
+            let (Some(directory), Some(name)) = (self.directories.get(&event.wd()), name) else {
                 continue;
             };
-            let path = if folder.is_empty() {
+            let path = if directory.is_empty() {
                 name.to_owned()
             } else {
-                format!("{folder}/{name}")
+                format!("{directory}/{name}")
             };
             if what.contains(ReadFlags::MODIFY) {
                 self.open.insert(path);

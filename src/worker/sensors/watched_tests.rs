@@ -1,4 +1,4 @@
-//! Tests of Sensors that watch files: with a simulated journal, and with real file watchers on a real folder.
+//! Tests of Sensors that watch files: with a simulated journal, and with real file watchers on a real directory.
 
 use std::path::Path;
 use std::time::Duration;

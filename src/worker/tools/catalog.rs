@@ -210,7 +210,7 @@ fn declared(server: &ToolServer, access: &AccessRules, own: &str, tool: &Tool) -
     })
 }
 
-/// Hash of all that a server says of a tool and that the model or the rules depend on.
+/// Hash of everything that a server declares about a tool and that the model or the rules depend on.
 fn definition_hash(own: &str, tool: &Tool) -> String {
     let mut definition = json!([own, whole_description(tool), tool.input_schema, tool.annotations]);
     definition.sort_all_objects();

@@ -277,7 +277,7 @@ impl ToolServerClient {
                 Ok(finished) => return self.believed(finished),
                 Err(McpRequestError::NotSent(words)) => why = words,
                 Err(McpRequestError::Refused(status)) => {
-                    let message = format!("the server {} refused the call with status {status}", self.spec.name);
+                    let message = format!("the server {} rejected the call with status {status}", self.spec.name);
                     return ToolOutcome::Unavailable { message }.into();
                 }
                 Err(McpRequestError::NoAnswer(words)) => return ToolOutcome::Unknown { message: words }.into(),

@@ -70,7 +70,7 @@ fn commands_and_manifests_of_the_pages_work_on_a_real_cluster() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Why the API server refuses a manifest; `None`: it does not.
+/// Why the API server rejects a manifest; `None`: it does not.
 fn dry_run(kubectl: &Kubectl, mut object: Value) -> Option<String> {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("namespace");

@@ -34,14 +34,15 @@ pub(super) const SENSOR: &str = "orders";
 pub(super) const SENSOR_POD: &str = "orders-sensor-0";
 /// A Sensor with a schedule.
 const SCHEDULE: &str = "morning";
-/// Folders of the repository that commands name.
+/// Directories of the repository that commands name.
 const FOLDERS: [&str; 4] = ["charts", "crds", "deploy", "examples"];
 /// Service accounts whose tokens pages request.
 const ACCOUNTS: [&str; 3] = ["ann", "operator", "reader"];
 /// The role of people who approve.
 const APPROVER: &str = "agentloop-approver";
 
-/// The namespace with all of it. Its folder is that of a person who has cloned the repository and written the files of the pages.
+/// The namespace with all of it. Its directory is that of a person who has cloned the repository and written the files
+/// of the pages.
 pub(super) struct Stage {
     // Before the namespace, which goes last.
     person: PluginUser,

@@ -35,7 +35,7 @@ const CONTROLLER_POLICY: &str = "agentloop-controller-agents";
 const ANSWERS: &str = "agentloop.dev/answers";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// A server with people, who are service accounts here, and the link of a controller with the chart's rights.
+/// A server with people, who are service accounts here, and the link of a controller with the chart's permissions.
 struct Platform {
     server: Server,
     link: ControllerLink,
@@ -90,7 +90,7 @@ impl Platform {
         }
     }
 
-    /// Accounts of people and of a pod, and the controller's rights and policy, in this namespace alone.
+    /// Accounts of people and of a pod, and the controller's permissions and policy, in this namespace alone.
     async fn install(&self, objects: &Rendered) {
         let (server, name) = (&self.server, &self.server.name);
         let mut policy = objects.one("ValidatingAdmissionPolicy", CONTROLLER_POLICY).clone();

@@ -1,5 +1,5 @@
-//! The admission policies and rights of the controller's own account, on a real API server: what it does is allowed, and
-//! what an attacker with its token might try is not.
+//! The admission policies and permissions of the controller's own account, on a real API server: what it does is
+//! allowed, and what an attacker with its token might try is not.
 
 use std::sync::Mutex;
 
@@ -16,7 +16,7 @@ const HOME: &str = "agentloop-system";
 pub(super) static ONE: Mutex<()> = Mutex::new(());
 const MANAGED: &str = "app.kubernetes.io/managed-by";
 
-/// The chart's rights and policies of the controller, installed.
+/// The chart's permissions and policies of the controller, installed.
 struct ControllerPolicy(InstalledPolicies);
 
 impl ControllerPolicy {

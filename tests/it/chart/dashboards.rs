@@ -12,7 +12,7 @@ fn of_kind<'r>(rendered: &'r Rendered, kind: &str) -> Vec<&'r Value> {
     rendered.0.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// The names of the boards, with their text.
+/// The names of the dashboards, with their text.
 fn boards() -> Vec<(String, String)> {
     let entries = std::fs::read_dir(repository("charts/agentloop/dashboards")).unwrap();
     let mut boards: Vec<_> = entries

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::support::clusters::skip;
 use crate::support::kubectl::tool;
 
-/// A file or folder of this repository.
+/// A file or directory of this repository.
 pub fn repository(path: &str) -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }

@@ -1,4 +1,5 @@
-//! The controller's rights: exactly what it was seen to do and what is named here, in each of the two ways to install.
+//! The controller's permissions: exactly what it was seen to do and what is named here, in each of the two ways to
+//! install.
 
 use std::collections::{BTreeMap, BTreeSet};
 

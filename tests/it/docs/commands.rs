@@ -100,7 +100,7 @@ fn program(arguments: &[&str]) -> Option<String> {
 
 fn missing(path: &str) -> Option<String> {
     let absent = !repository(path).exists();
-    // Folders of an example, and addresses, are not in the repository.
+    // Directories of an example, and addresses, are not in the repository.
     let is_ours = ["hack/", "examples/", "charts/", "docs/", "deploy/", "src/", "crds/"];
     (absent && is_ours.iter().any(|folder| path.starts_with(folder))).then(|| format!("no file {path}"))
 }

@@ -188,7 +188,7 @@ impl Stage {
         self.dir.path().join(name)
     }
 
-    /// A folder with what the commands of a page name.
+    /// A directory with what the commands of a page name.
     fn folder(&self, page: &str, lines: &[(String, String)]) -> PathBuf {
         let has = |flag: &str| lines.iter().any(|(_, line)| line.contains(flag));
         let folder = self.path(&page.replace('/', "-"));

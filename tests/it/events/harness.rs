@@ -1,4 +1,4 @@
-//! A leader's link over TLS, an API server that knows tokens and rights, and one pod as two processes.
+//! A leader's link over TLS, an API server that knows tokens and permissions, and one pod as two processes.
 
 use std::convert::Infallible;
 use std::fs::File;

@@ -96,7 +96,7 @@ async fn the_plugin_requests_a_task_and_reads_events_and_turns() {
     let (status, _, err) = run(&harness, READER, "run x --prompt count").await;
     assert_eq!(status, ExitStatus::Failure);
     assert!(
-        err.contains("the controller refuses: reader may not get agents/messages"),
+        err.contains("the controller rejected the request: reader may not get agents/messages"),
         "{err}"
     );
 }

@@ -382,7 +382,7 @@ async fn the_plugin_prints_text_as_it_arrives_marks_what_is_void_and_prints_noth
     let run = run_into(&harness, EDITOR, "run x --prompt count --stream", &mut out);
     let ((status, err), ()) = tokio::join!(run, watch);
     assert_eq!(status, ExitStatus::Success, "{err}");
-    let void = "[the model call failed and is tried again: the text above is void]";
+    let void = "[the model call failed and is retried: ignore the text above]";
     assert_eq!(*screen.0.borrow(), format!("Al\n{void}\nAll is well.\n"));
     let mut out = Vec::new();
     let (status, err) = run_into(&harness, EDITOR, "run x --prompt count", &mut out).await;

@@ -211,11 +211,11 @@ async fn what_a_server_repeats_of_a_secret_is_masked_in_whole_answers_and_across
         format!(r#"{{"headers":{{"authorization":"{TOKEN}"}},"key":"{KEY}","base64":"Y2FuYXJ5LXRvb2wtdG9rZW4="}}"#);
     harness.provider.will(ScriptedResponse::json(200, &said));
     let answer = post(&harness, "hub", &call()).await.text().await.unwrap();
-    let masked = r#"{"headers":{"authorization":"[masked]"},"key":"[masked]","base64":"[masked]="}"#;
-    assert_eq!(answer, masked);
+    let redacted = r#"{"headers":{"authorization":"[redacted]"},"key":"[redacted]","base64":"[redacted]="}"#;
+    assert_eq!(answer, redacted);
     // Another server may know it too.
     harness.provider.will(ScriptedResponse::json(403, &said));
-    assert_eq!(post(&harness, "plain", &call()).await.text().await.unwrap(), masked);
+    assert_eq!(post(&harness, "plain", &call()).await.text().await.unwrap(), redacted);
     let pieces = vec![
         send("data: canary-too"),
         Step::Hold,
@@ -226,9 +226,9 @@ async fn what_a_server_repeats_of_a_secret_is_masked_in_whole_answers_and_across
     let mut response = post(&harness, "hub", &call()).await;
     assert_eq!(response.chunk().await.unwrap().unwrap(), "data: ");
     harness.provider.release();
-    assert_eq!(response.text().await.unwrap(), "[masked] and canary-tool\n\n");
+    assert_eq!(response.text().await.unwrap(), "[redacted] and canary-tool\n\n");
     // A value that was changed in the Secret is known from then on.
     harness.write_header("hub", "Authorization", "Bearer rotated-token");
     harness.provider.will(ScriptedResponse::json(200, "rotated-token"));
-    assert_eq!(post(&harness, "hub", &call()).await.text().await.unwrap(), "[masked]");
+    assert_eq!(post(&harness, "hub", &call()).await.text().await.unwrap(), "[redacted]");
 }

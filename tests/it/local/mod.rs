@@ -1,4 +1,4 @@
-//! Tests of `agentloop run`: the real binary on manifests, in a folder of its own.
+//! Tests of `agentloop run`: the real binary on manifests, in a directory of its own.
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! One folder with manifests and state, and the runs in it.
+//! One directory with manifests and state, and the runs in it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Stands in every instruction, answer and secret; may stand in no output.
 pub const CANARY: &str = "canary-3c9a";
 
-/// A folder.
+/// A directory.
 pub struct LocalHarness {
     pub dir: tempfile::TempDir,
     runs: u32,
@@ -102,7 +102,7 @@ impl LocalHarness {
         self.path("state")
     }
 
-    /// What runs left in the folder for private things.
+    /// What runs left in the directory for private things.
     pub fn left_over(&self) -> usize {
         std::fs::read_dir(self.path("tmp")).unwrap().count()
     }

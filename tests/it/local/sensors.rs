@@ -64,7 +64,7 @@ async fn a_schedule_ends_a_sleep_of_an_hour_within_its_minute() {
     assert_eq!(run.cause().await, "Interrupted");
 }
 
-/// Puts a file into a folder as programs do that write it elsewhere first.
+/// Puts a file into a directory as programs do that write it elsewhere first.
 fn put(folder: &Path, name: &str) {
     let (aside, inbox) = (folder.join(name), folder.join("inbox"));
     std::fs::create_dir_all(&inbox).unwrap();

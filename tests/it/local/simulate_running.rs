@@ -241,7 +241,7 @@ async fn a_simulation_of_an_agent_that_runs_is_that_of_its_history_and_leaves_th
         .await;
     assert_eq!(hour["stops"][0]["call"], report["stops"][0]["call"]);
     let differs = hour["approximations"].to_string();
-    assert!(differs.contains("counts nowhere: windows begin empty"), "{differs}");
+    assert!(differs.contains("is not counted: windows start empty"), "{differs}");
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
 

@@ -401,7 +401,7 @@ async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     assert_eq!(done.status, ExitStatus::Failure);
     assert_eq!(
         done.err,
-        "error: the controller refuses: ann may not get agents/messages of Agent team-a/helper\n"
+        "error: the controller rejected the request: ann may not get agents/messages of Agent team-a/helper\n"
     );
     assert_eq!(fake.controller.tasks(), Vec::<Value>::new());
     let fake = FakeController::start(vec![
@@ -410,7 +410,7 @@ async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     ])
     .await;
     let done = fake.harness.run("run helper -p x").await;
-    assert_eq!(done.err, "error: the controller refuses: 1000 tasks wait\n");
+    assert_eq!(done.err, "error: the controller rejected the request: 1000 tasks wait\n");
 }
 
 #[tokio::test]

@@ -8,12 +8,12 @@ use agentloop::api_server::ObjectSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// A file or folder of this repository.
+/// A file or directory of this repository.
 pub fn repository(path: &str) -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Every document of every YAML file in a folder, with the file's name.
+/// Every document of every YAML file in a directory, with the file's name.
 pub fn documents(folder: &str) -> Vec<(String, Value)> {
     let mut files: Vec<_> = std::fs::read_dir(repository(folder))
         .unwrap()

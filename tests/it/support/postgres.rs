@@ -1,4 +1,4 @@
-//! A real Postgres on loopback, in a temporary folder, and what a test asks it.
+//! A real Postgres on loopback, in a temporary directory, and what a test asks it.
 //!
 //! Postgres refuses to run as root: then it runs as the user that Debian's package has made for it.
 #![allow(dead_code)]
@@ -32,7 +32,7 @@ impl Postgres {
         Self::with(|_| Vec::new())
     }
 
-    /// With further settings; the function may write files for them into the folder.
+    /// With further settings; the function may write files for them into the directory.
     pub fn with(settings: impl FnOnce(&Path) -> Vec<String>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let is_root = dir.path().metadata().unwrap().uid() == 0;

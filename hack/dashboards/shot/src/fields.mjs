@@ -1,5 +1,5 @@
 // fields.mjs: what Grafana adds to the settings of fields: the defaults of each type of panel, overrides, transformations.
-// Only what the boards use; everything else is an error, so that no setting is left out silently.
+// Only what the dashboards use; everything else is an error, so that no setting is left out silently.
 import { lastValueFrom } from 'rxjs';
 import {
   FieldType, Registry, applyFieldOverrides, cacheFieldDisplayNames, getPanelOptionsWithDefaults, identityOverrideProcessor, standardTransformers,
@@ -41,7 +41,7 @@ const TYPES = {
   },
 };
 
-// Transformations that a board may use.
+// Transformations that a dashboard may use.
 const TRANSFORMATIONS = { merge: standardTransformers.mergeTransformer, organize: standardTransformers.organizeFieldsTransformer };
 standardTransformersRegistry.setInit(() => Object.entries(TRANSFORMATIONS).map(([id, transformation]) => (
   { id, name: id, transformation: () => Promise.resolve(transformation), editor: null }

@@ -20,7 +20,7 @@ function place({ x, y, w, h }, width) {
 
 const variables = (board) => board.templating.list.filter(({ type }) => type !== 'datasource');
 
-// The values of the board's variables: what "All" stands for. The list of their choices shows whether they work.
+// The values of the dashboard's variables: what "All" stands for. The list of their choices shows whether they work.
 async function chooseAll(board) {
   const values = {};
   const errors = [];
@@ -33,7 +33,7 @@ async function chooseAll(board) {
   return { values, errors };
 }
 
-// The times at which the series of the board's annotations begin.
+// The times at which the series of the dashboard's annotations begin.
 async function annotate(board, { range, scrapeSeconds, values }) {
   const found = board.annotations.list.filter(({ enable, expr }) => enable && expr).map(async ({ expr, iconColor }) => {
     const { step, variables: durations } = intervals(range, 1600, scrapeSeconds);

@@ -52,7 +52,7 @@ function Bars(panel) {
   );
 }
 
-// Vertical lines with a mark at the times of the board's annotations.
+// Vertical lines with a mark at the times of the dashboard's annotations.
 function Annotations({ config, annotations }) {
   const theme = useTheme2();
   useLayoutEffect(() => {

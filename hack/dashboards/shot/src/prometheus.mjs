@@ -2,7 +2,7 @@
 // answers. It draws nothing.
 import { FieldType, createDataFrame, rangeUtil } from '@grafana/data';
 
-// Replaces a board's variables by the text that Grafana would send. `values` holds those of the board's own variables.
+// Replaces a dashboard's variables by the text that Grafana would send. `values` holds those of the dashboard's own variables.
 export function interpolate(expr, values) {
   const text = expr.replace(/\$(?:(\w+)|\{(\w+)\})/g, (whole, bare, braced) => values[bare ?? braced] ?? whole);
   if (text.includes('$')) throw new Error(`unknown variable in the query: ${text}`);

@@ -1,4 +1,4 @@
-// Command kstatus prints what kstatus, the library by which Flux and Helm wait, says of the objects on its standard
+// Command kstatus prints what kstatus, the library by which Flux and Helm wait, computes for the objects on its standard
 // input: one JSON object after the other, one line of status, tab and message for each.
 package main
 

@@ -67,7 +67,7 @@ impl ArtifactsState {
         };
         let report = FileReport::parse(text.trim_end()).filter(|report| report.0.len() == declared.len());
         let Some(FileReport(findings)) = report else {
-            return Self::unknown(&format!("{toolbox} has not told which of the files exist"));
+            return Self::unknown(&format!("{toolbox} did not report which of the files exist"));
         };
         let paths = declared.iter().map(|artifact| artifact.path.clone());
         Self {

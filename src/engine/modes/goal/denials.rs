@@ -1,5 +1,5 @@
-//! Denied calls: the same call is not requested twice in a step, a tool that is denied again and again is hidden for the rest of
-//! the step, and in the end a person decides.
+//! Denied calls: the same call is not requested twice in a step, a tool that is denied too often is hidden for the rest
+//! of the step, and in the end a person decides.
 //!
 //! Counts what the rules or a person have denied: a missing grant, an approval that was denied or has expired, and a call that
 //! loop detection rejects. A call that is wrong, such as one with bad arguments, is corrected, not denied. No approval changes

@@ -263,7 +263,7 @@ impl Explanation {
         let (namespace, name, state) = (&self.namespace, &self.name, &self.state);
         let mut text = format!("Agent {namespace}/{name}: {state}{}\n", since.unwrap_or_default());
         if self.causes.is_empty() {
-            text.push_str("\nNothing holds the loop.\n");
+            text.push_str("\nNothing prevents the loop from running.\n");
         }
         for cause in &self.causes {
             let _ = write!(text, "\n{}", cause.reason);

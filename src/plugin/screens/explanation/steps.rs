@@ -225,7 +225,7 @@ fn of_gates(status: &AgentStatus, target: &AgentTarget) -> Vec<String> {
             deny = target.command("deny")
         )
     };
-    let read = format!("read what is asked: {}", target.command("events --messages"));
+    let read = format!("review the request: {}", target.command("events --messages"));
     let answers = status.gates.iter().map(|gate| command(&gate.id));
     std::iter::once(read).chain(answers).collect()
 }

@@ -144,7 +144,7 @@ fn others() -> Vec<(&'static str, Agent)> {
         "usage": {"calls": 64, "tokens": 1_234_567, "costMicroUSD": 2_450_000}}});
     let goal = json!({"loop": {"state": "Running"}, "goal": {"steps": 3, "startedAt": "2026-11-22T13:12:00Z",
         "usage": {"calls": 1, "tokens": 1_830, "costMicroUSD": 0}}});
-    let detected = json!({"conditions": [condition("LoopDetected", "True", "RepeatedRequest", "seen from outside")],
+    let detected = json!({"conditions": [condition("LoopDetected", "True", "RepeatedRequest", "detected from the gateway's counters")],
         "loop": {"state": "Running"}});
     let running = json!({"observedGeneration": 2, "loop": {"state": "Running", "consecutiveErrors": 2},
         "gates": [{"id": "tools-github-e3-1", "kind": "ToolDefinitionsChanged", "tool": "github", "argumentsHash": "aa", "openedAt": NOW}],

@@ -43,7 +43,7 @@ pub(super) enum Broken {
     ForgesApproval,
     /// A run is sent a second time.
     RepeatsRun,
-    /// The gateway's record of calls does not outlive a worker.
+    /// The gateway's call store does not outlive a worker.
     ForgetsCalls,
     /// A restart continues from an earlier state of the volume.
     LosesCommit,

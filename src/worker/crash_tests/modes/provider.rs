@@ -1,4 +1,4 @@
-//! The model and the gateway's record of calls: what is asked for again has the answer that was paid for.
+//! The model and the gateway's call store: what is asked for again has the answer that was paid for.
 //!
 //! Asserts while it runs: no call is paid for twice, and none is asked for whose outcome was acknowledged.
 

@@ -5,27 +5,28 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::pods::random;
-use super::volumes::make_folder;
+use super::volumes::make_directory;
 
 /// The longest path of the private directory: sockets are a little deeper, and a socket's path has at most 107 bytes.
 const MAX_PRIVATE: usize = 60;
 
 /// The state of a run, locked.
-pub struct StateFolder {
-    pub folder: PathBuf,
+pub struct StateDirectory {
+    pub directory: PathBuf,
     /// Held as long as this value lives.
     _lock: File,
 }
 
-impl StateFolder {
+impl StateDirectory {
     /// Creates the directory if it does not exist, and locks it.
-    pub fn open(folder: &Path) -> Result<Self, String> {
-        let problem = |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", folder.display());
-        make_folder(folder).map_err(|error| problem(&error))?;
-        let folder = folder.canonicalize().map_err(|error| problem(&error))?;
-        let lock = File::create(folder.join("lock")).map_err(|error| problem(&error))?;
+    pub fn open(directory: &Path) -> Result<Self, String> {
+        let problem =
+            |error: &dyn std::fmt::Display| format!("cannot use the state in {}: {error}", directory.display());
+        make_directory(directory).map_err(|error| problem(&error))?;
+        let directory = directory.canonicalize().map_err(|error| problem(&error))?;
+        let lock = File::create(directory.join("lock")).map_err(|error| problem(&error))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { folder, _lock: lock }),
+            Ok(()) => Ok(Self { directory, _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(problem(
                 &"it is in use by another run; end that run, or set another directory with --state",
             )),
@@ -41,9 +42,9 @@ const PRIVATE: &str = "agentloop-";
 const PRIVATE_PATH: &str = "private";
 
 /// A directory that only this user can access; removed with this value.
-pub struct PrivateFolder(PathBuf);
+pub struct PrivateDirectory(PathBuf);
 
-impl PrivateFolder {
+impl PrivateDirectory {
     /// Creates one in the system's place for such files, and removes that of an earlier run with this state.
     pub fn make(state: &Path) -> Result<Self, String> {
         let note = state.join(PRIVATE_PATH);
@@ -64,7 +65,7 @@ impl PrivateFolder {
                 continue;
             }
             let noted = std::fs::write(&note, path.as_os_str().as_encoded_bytes()).map_err(|error| error.to_string());
-            match noted.and_then(|()| make_folder(&path).map_err(|error| error.to_string())) {
+            match noted.and_then(|()| make_directory(&path).map_err(|error| error.to_string())) {
                 Ok(()) => return Ok(Self(path)),
                 Err(error) => last = error,
             }
@@ -78,7 +79,7 @@ impl PrivateFolder {
     }
 }
 
-impl Drop for PrivateFolder {
+impl Drop for PrivateDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
