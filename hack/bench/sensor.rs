@@ -39,7 +39,7 @@ const CROWD: usize = 5_000;
 const SENDERS: usize = 16;
 const KEY: &str = "a key of the bench";
 /// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
@@ -153,7 +153,7 @@ impl SensorHarness {
     async fn attached(&mut self) {
         let start = Instant::now();
         while self.sender.try_send("first").await != Some(StatusCode::ACCEPTED) {
-            assert!(start.elapsed() < PATIENCE, "the sensor pod takes nothing");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "the sensor pod takes nothing");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.word().await;
@@ -161,7 +161,7 @@ impl SensorHarness {
 
     /// The next word of the worker.
     async fn word(&mut self) -> (Instant, i64) {
-        let word = tokio::time::timeout(PATIENCE, self.words.recv()).await;
+        let word = tokio::time::timeout(WAIT_TIMEOUT, self.words.recv()).await;
         word.expect("the worker has it in time").expect("the leader runs")
     }
 

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_source_that_connects_says_where_and_with_which_secrets() {
+    fn each_connecting_source_names_its_address_and_its_secrets() {
         let tls = json!({"caSecretRef": {"name": "ca"}, "clientCertificateSecretRef": {"name": "me"}});
         let place = |url: &str| json!({"url": url, "headersSecretRef": {"name": "keys"}, "tls": tls});
         let query = json!({"url": "https://p", "query": "up", "headersSecretRef": {"name": "keys"}, "tls": tls});

@@ -118,7 +118,7 @@ mod tests {
     #[case(r#"["canary"]"#, "invalid type: string, expected u8")]
     #[case(r#""canary""#, "invalid type: string, expected struct Document")]
     #[case("[]", "invalid length, expected struct Document with 5 elements")]
-    fn the_kind_and_what_was_expected_are_said_and_nothing_of_the_document(
+    fn an_error_names_kind_and_expectation_and_quotes_nothing_of_the_document(
         #[case] document: &str,
         #[case] expected: &str,
     ) {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_another_kind_is_no_more_than_malformed() {
+    fn an_error_of_another_kind_is_reported_as_malformed_only() {
         for error in [
             "canary",
             "invalid type: canary",

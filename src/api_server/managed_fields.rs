@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_an_applied_field_manages_it_until_it_is_applied_again() {
+    fn a_client_that_changes_an_applied_field_manages_it_until_the_next_apply() {
         let (now, text) = (Timestamp::UNIX_EPOCH, str::to_owned);
         let applied = json!({"spec": {"a": 1, "b": 2}});
         let mut object = applied.clone();

@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn with_an_object_goes_what_it_owns_and_what_has_no_owner_does_not_stay() {
+    fn owned_objects_are_deleted_with_their_owner_and_orphans_do_not_stay() {
         let store = memory();
         let agent_object = store.create(agent(), json!({})).unwrap();
         let with_owner = |uid: &Value| json!({"metadata": {"ownerReferences": [{"uid": uid}]}});
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_sees_each_change_of_its_kind_once_and_one_that_is_too_slow_expires() {
+    fn a_watch_returns_each_change_of_its_kind_once_and_a_slow_one_expires() {
         let store = memory();
         let map = |name: &str| ObjectKey::new(CONFIG_MAPS, "default", name);
         let (version, _) = store.list(CONFIG_MAPS, "");
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_on_a_node_is_marked_first_and_removed_by_whoever_runs_it() {
+    fn a_pod_on_a_node_is_marked_first_and_removed_by_its_kubelet() {
         let store = memory();
         let pod = ObjectKey::new(PODS, "default", "a");
         let made = store

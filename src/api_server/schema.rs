@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_beside_the_spec_is_unknown_too_and_a_status_is_not_looked_at() {
+    fn a_field_beside_the_spec_is_unknown_too_and_a_status_is_not_checked() {
         let schema = ObjectSchema::of("agents.agentloop.dev").unwrap();
         let object = json!({ "kind": "Agent", "metadata": { "x": 1 }, "data": {}, "status": { "x": 1 } });
         assert_eq!(schema.unknown_fields(&object), ["data"]);

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn election_needs_a_name_and_says_how_to_do_without() {
+    fn election_requires_a_name_and_the_error_explains_how_to_disable_it() {
         let error = options(&[]).unwrap_err().to_string();
         assert!(
             error.contains("POD_NAME") && error.contains("--leader-elect=false"),
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused_in_words() {
+    fn invalid_values_are_refused_with_a_message() {
         for (flag, word) in [
             ("--gateway-resources=cpu=1", "not resource requirements as JSON"),
             ("--workers=0", "0 is not in 1..=256"),

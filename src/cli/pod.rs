@@ -49,7 +49,7 @@ mod tests {
     use crate::link::pod::PodConfig;
 
     #[test]
-    fn a_wrong_configuration_is_said_by_its_place_and_without_its_words() {
+    fn an_invalid_configuration_is_reported_by_its_position_and_not_quoted() {
         let error = configuration::<PodConfig>("{\"secret\": canary}", "a pod configuration").unwrap_err();
         let text = format!("{error:#}");
         assert!(

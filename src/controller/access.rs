@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
+    async fn a_rejected_token_is_reviewed_again_after_ten_seconds() {
         let reviews = Arc::<AtomicUsize>::default();
         let counted = reviews.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {

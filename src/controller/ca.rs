@@ -19,7 +19,7 @@ const LEAF_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
 /// A successor is created, or a [`ServerCertificate`] renewed, when less than this is left.
 const RENEW_BEFORE: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// How long a namespace that does not receive the bundle can delay a successor.
-const PATIENCE: SignedDuration = SignedDuration::from_hours(7 * 24);
+const PUBLICATION_TIMEOUT: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// How long an authority is published before it signs.
 const OVERLAP: SignedDuration = SignedDuration::from_hours(24);
 /// Certificates are valid from this long before they are made: a leader whose clock is ahead makes some that pods
@@ -135,11 +135,12 @@ impl TrustedAuthorities {
     }
 
     /// Records the publication. `everywhere`: every namespace has the whole bundle. A namespace that never receives it
-    /// delays the others for at most [`PATIENCE`], since the old authority expires. Returns whether anything changed.
+    /// delays the others for at most [`PUBLICATION_TIMEOUT`], since the old authority expires. Returns whether anything changed.
     pub fn note_published(&mut self, now: Timestamp, everywhere: bool) -> bool {
         let unpublished = self.0.iter_mut().filter(|authority| authority.published.is_none());
         // An authority was created AUTHORITY_LIFE before it expires.
-        let due = unpublished.filter(|authority| everywhere || authority.not_after - AUTHORITY_LIFE + PATIENCE <= now);
+        let due = unpublished
+            .filter(|authority| everywhere || authority.not_after - AUTHORITY_LIFE + PUBLICATION_TIMEOUT <= now);
         due.map(|authority| authority.published = Some(now)).count() > 0
     }
 
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_comes_when_less_than_thirty_days_are_left_and_not_before() {
+    fn a_successor_is_created_when_less_than_thirty_days_are_left_and_not_before() {
         let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let thirty_left = start() + AUTHORITY_LIFE - RENEW_BEFORE;
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_signs_a_day_after_its_bundle_went_out_and_not_before() {
+    fn a_successor_signs_a_day_after_its_bundle_was_published_and_not_before() {
         let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let made = start() + AUTHORITY_LIFE - DAY * 20;
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_that_never_gets_the_bundle_holds_a_successor_up_for_a_week_and_no_longer() {
+    fn a_namespace_without_the_bundle_delays_a_successor_for_at_most_a_week() {
         let mut authorities = TrustedAuthorities::default();
         authorities.advance(start(), fake).unwrap();
         let made = start() + AUTHORITY_LIFE - DAY * 20;
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_never_outlives_its_authority_and_is_not_made_anew_in_vain() {
+    fn a_certificate_never_outlives_its_authority_and_is_not_renewed_in_vain() {
         let authority = CertificateAuthority::make(start()).unwrap();
         let late = authority.not_after - DAY * 10;
         let leaf = authority.sign(&["agentloop-link.x.svc".into()], late).unwrap();

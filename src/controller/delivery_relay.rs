@@ -20,14 +20,14 @@ use crate::link::server::PodIdentity;
 const QUEUE: usize = 4;
 
 /// A sensor pod without contact for this long is silent: it has missed two reports.
-pub const SILENCE: Duration = Duration::from_secs(2 * REPORT_SECONDS);
+pub const REPORT_TIMEOUT: Duration = Duration::from_secs(2 * REPORT_SECONDS);
 
 /// What the relay knows of a sensor pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SensorSession {
     pub pod_uid: String,
     pub last_report: Option<SensorPodReport>,
-    /// No contact for [`SILENCE`].
+    /// No contact for [`REPORT_TIMEOUT`].
     pub silent: bool,
 }
 
@@ -43,7 +43,7 @@ struct SensorPodSession {
 
 impl SensorPodSession {
     fn is_silent(&self) -> bool {
-        self.contact.elapsed() >= SILENCE
+        self.contact.elapsed() >= REPORT_TIMEOUT
     }
 }
 
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_are_answered_with_the_word_of_the_receiver_and_not_before() {
+    async fn events_are_answered_once_the_receiver_has_acknowledged_them() {
         let relay = relay();
         let mut gateway = relay.register_gateway(&agent());
         let pod = pod("p1", "a");
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn name_and_limit_of_a_sensor_are_not_what_its_pod_says() {
+    async fn name_and_limit_of_a_sensor_come_from_its_spec_and_not_from_its_pod() {
         let relay = relay();
         let mut gateway = relay.register_gateway(&agent());
         let mut lie = deliver("sensor-uid", "x-uid");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_receiver_that_is_frozen_or_away_is_said_to_be_away_in_bounded_time_and_room() {
+    async fn a_frozen_or_absent_receiver_is_reported_unavailable_within_bounded_time_and_memory() {
         let relay = relay();
         let of = || deliver("sensor-uid", "x-uid");
         assert_eq!(code(&relay, pod("p1", "a"), of()).await, RefusalCode::Away);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gateway_that_comes_ends_the_wait_for_the_word_of_the_one_before_it_and_for_no_other() {
+    async fn a_new_gateway_ends_the_wait_for_its_predecessor_and_no_other_wait() {
         let relay = relay();
         let _line = relay.register_gateway(&agent());
         let pod = pod("p1", "a");
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_repeat_takes_the_place_of_the_request_before_it() {
+    async fn a_repeated_request_replaces_the_one_before_it() {
         let relay = relay();
         let mut gateway = relay.register_gateway(&agent());
         let pod = pod("p1", "a");
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_that_says_nothing_for_30_seconds_is_silent_until_it_speaks() {
+    async fn a_pod_without_reports_for_30_seconds_is_silent_until_it_reports() {
         let (relay, mut changed) = DeliveryRelay::new(Duration::ZERO);
         let silent = |relay: &DeliveryRelay| relay.session(&sensor()).map(|session| session.silent);
         assert_eq!(silent(&relay), None);
@@ -518,7 +518,7 @@ mod tests {
         let speak = || drop(relay.attach(&pod("p1", "a")).unwrap());
         for again in 0..2 {
             speak();
-            tokio::time::advance(SILENCE.checked_sub(Duration::from_millis(1)).unwrap()).await;
+            tokio::time::advance(REPORT_TIMEOUT.checked_sub(Duration::from_millis(1)).unwrap()).await;
             relay.detect_silent_pods();
             assert_eq!(silent(&relay), Some(false));
             assert!(changed.try_recv().is_err(), "{again}");
@@ -533,13 +533,13 @@ mod tests {
             assert_eq!(silent(&relay), Some(false));
         }
         // A pod that replaces it gets the full time again.
-        tokio::time::advance(SILENCE).await;
+        tokio::time::advance(REPORT_TIMEOUT).await;
         relay.expect_pod(&sensor(), "p2", directives());
         assert_eq!(silent(&relay), Some(false));
     }
 
     #[tokio::test]
-    async fn a_receiver_that_comes_is_told_to_its_sensor_pods_at_once_and_to_no_other() {
+    async fn a_new_receiver_is_announced_at_once_to_its_sensor_pods_only() {
         let relay = relay();
         let mut level = relay.attach(&pod("p1", "a")).unwrap();
         let revision = |level: &mut watch::Receiver<SensorDirectives>| {
@@ -565,7 +565,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_pod_is_to_do_is_a_level_and_its_reports_wake_once_for_each_news() {
+    async fn directives_are_level_triggered_and_each_new_report_wakes_the_reconciler_once() {
         let (relay, mut changed) = DeliveryRelay::new(Duration::ZERO);
         relay.expect_pod(&sensor(), "p1", directives());
         let mut level = relay.attach(&pod("p1", "a")).unwrap();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_arrives_late_adds_nothing_and_is_where_counts_go_on() {
+    fn a_late_report_adds_nothing_and_is_the_new_baseline() {
         let mut reported = ReportedDurations::default();
         assert_eq!(new_calls(&mut reported, calls(&[("m", &[500])])), []);
         assert_eq!(new_calls(&mut reported, calls(&[("m", &[502])])), new(&[("m", &[2])]));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_as_many_models_and_buckets_as_there_can_be_and_no_more() {
+    fn a_report_is_read_up_to_the_maximum_of_models_and_buckets() {
         let mut reported = ReportedDurations::default();
         assert_eq!(new_calls(&mut reported, calls(&[])), []);
         let models = calls(&[("a", &[1]), ("b", &[1]), ("c", &[1])]);

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_holder_gives_up_before_its_lease_ends_unless_it_renewed_it() {
+    async fn a_holder_resigns_before_its_lease_ends_unless_it_renewed_it() {
         // Renewals succeed for that long; then the server fails every request.
         for (renews_for, gave_up) in [(0, 13), (5, 18)] {
             let begun = Instant::now();

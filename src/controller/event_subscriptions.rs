@@ -32,7 +32,7 @@ const ROOM_FOR_TEXT: usize = 16;
 /// How long the pod may take to send the first page.
 const FIRST_PAGE: Duration = Duration::from_secs(10);
 /// How long a reader may take nothing while the buffer is full.
-const STALLED: Duration = Duration::from_secs(30);
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest duration of a subscription. To continue, a reader must be authorized again.
 const MAX_SUBSCRIPTION: Duration = Duration::from_hours(1);
 
@@ -168,7 +168,7 @@ impl EventSubscriptions {
                 self.open.remove(&page.reading);
                 PageOutcome::Over
             }
-            Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALLED => {
+            Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALL_TIMEOUT => {
                 self.end(page.reading, TOO_SLOW.into())
             }
             Err(TrySendError::Full(_)) => PageOutcome::Full(open.cursor),
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_taken_once_and_only_at_the_cursor() {
+    fn a_page_is_accepted_once_and_only_at_the_cursor() {
         let (mut readings, mut pages) = reading(5);
         let now = Instant::now();
         // A restarted worker begins where the subscription began.
@@ -387,9 +387,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_takes_nothing_for_30_s_is_cut_with_a_word_and_one_that_takes_a_page_before_is_not() {
+    fn a_reader_that_is_idle_for_30_s_is_disconnected_with_a_reason() {
         let start = Instant::now();
-        let almost = start + STALLED.saturating_sub(Duration::from_millis(1));
+        let almost = start + STALL_TIMEOUT.saturating_sub(Duration::from_millis(1));
         let (mut readings, mut pages) = reading(0);
         assert_eq!(readings.accept_page(page(0, 1), start), PageOutcome::Next(1));
         assert_eq!(readings.accept_page(page(1, 2), start), PageOutcome::Next(2));
@@ -400,10 +400,16 @@ mod tests {
         );
         assert_eq!(readings.accept_page(page(2, 3), almost), PageOutcome::Full(2));
         pages.queue.try_recv().unwrap();
-        assert_eq!(readings.accept_page(page(2, 3), start + STALLED), PageOutcome::Next(3));
-        let full = start + STALLED;
+        assert_eq!(
+            readings.accept_page(page(2, 3), start + STALL_TIMEOUT),
+            PageOutcome::Next(3)
+        );
+        let full = start + STALL_TIMEOUT;
         assert_eq!(readings.accept_page(page(3, 4), full), PageOutcome::Full(3));
-        assert_eq!(readings.accept_page(page(3, 4), full + STALLED), PageOutcome::Over);
+        assert_eq!(
+            readings.accept_page(page(3, 4), full + STALL_TIMEOUT),
+            PageOutcome::Over
+        );
         assert_eq!(pages.end_reason(), TOO_SLOW);
         assert_eq!(
             pages.queue.try_recv().unwrap()[0].seq,
@@ -430,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_without_room_loses_text_and_no_page_and_one_that_wants_no_text_gets_none() {
+    fn a_slow_reader_loses_text_but_no_page_and_a_reader_without_text_receives_none() {
         let (mut readings, mut without) = reading(0);
         let mut slow = readings.open(EventSubscription {
             id: 2,

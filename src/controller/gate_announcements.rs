@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_and_a_closing_are_announced_once_each_and_say_no_more_than_the_status() {
+    fn each_opening_and_closing_is_announced_once_with_data_of_the_status_only() {
         let mut harness = AnnouncementHarness::new();
         harness.observe(&["g1"]);
         let due = harness.due(100).remove(0);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_that_closes_before_anybody_was_told_is_not_announced_any_more() {
+    fn a_gate_that_closes_before_its_announcement_is_not_announced() {
         let mut harness = AnnouncementHarness::new();
         harness.observe(&["g1", "g2"]);
         assert_eq!(harness.ids(), ["u-1_g1_opened", "u-1_g2_opened"]);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_sent_at_once_and_the_others_in_the_order_in_which_they_are_due() {
+    fn a_limited_number_is_sent_at_once_and_the_others_in_the_order_in_which_they_are_due() {
         let mut harness = AnnouncementHarness::new();
         harness.observe(&["g1", "g2", "g3"]);
         let first: Vec<_> = harness.due(2).into_iter().map(|due| due.key.1).collect();

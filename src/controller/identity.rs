@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_audiences_is_not_believed() {
+    fn an_answer_without_audiences_is_rejected() {
         let mut silent = status(LINK_AUDIENCE, ACCOUNT, BOUND);
         silent.audiences = None;
         assert_eq!(identify(&silent).unwrap_err().code, RefusalCode::Unauthenticated);
@@ -381,7 +381,7 @@ mod tests {
         r#"{"aud": ["agentloop.dev/link"], "sub": "system:serviceaccount:a:agentloop-agent"}"#,
         Some(RefusalCode::Unauthenticated)
     )]
-    fn what_a_token_says_of_itself_is_looked_at_first(#[case] claims: &str, #[case] refused: Option<RefusalCode>) {
+    fn the_claims_of_a_token_are_checked_first(#[case] claims: &str, #[case] refused: Option<RefusalCode>) {
         let now = Timestamp::from_second(1000).unwrap();
         let claimed = token_expiry(&token(&serde_json::from_str(claims).unwrap()), now);
         assert_eq!(claimed.err().map(|refusal| refusal.code), refused);

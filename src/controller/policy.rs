@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_allowed() {
+    fn a_refusal_names_the_allowed_values() {
         let message = problem(&["a", "b"], &["*"], json!({"priorityClassName": "c"})).unwrap();
         assert!(
             message.contains("remove it, or use one of a, b, or ask an administrator to add c"),

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waited_while_the_address_exceeded_its_share_does_not_ask() {
+    async fn a_waiter_of_an_address_above_its_share_makes_no_review() {
         let gate = ReviewLimiter::new(1);
         for (failures, may_ask) in [(MAX_WRONG - 1, true), (1, false)] {
             let first = gate.acquire(address(1)).await.unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_rejected_tokens_are_remembered_for_ten_seconds() {
+    async fn a_bounded_number_of_rejected_tokens_is_cached_for_ten_seconds() {
         let rejected = RejectedTokens::default();
         rejected.add(hash::sha256("a"), Instant::now());
         tokio::time::advance(WINDOW.saturating_sub(Duration::from_millis(1))).await;
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_has_so_many_questions_open_and_others_have_their_turn() {
+    async fn an_address_has_a_bounded_number_of_open_reviews_and_others_are_served() {
         let gate = ReviewLimiter::new(1);
         let first = gate.acquire(address(1)).await.unwrap();
         let mut waiting: Vec<_> = (1..WAITING.per_address)

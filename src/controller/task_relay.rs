@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_is_accepted_once_its_worker_says_so() {
+    async fn a_task_is_accepted_once_its_worker_confirms_it() {
         for (receipt, state) in [
             (TaskReceipt::Accepted, AcceptedTaskState::Accepted),
             (TaskReceipt::Repeated, AcceptedTaskState::Repeated),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_without_a_receipt_says_which_id_to_repeat() {
+    async fn a_request_without_a_receipt_names_the_id_to_repeat() {
         let relay = TaskRelay::new(Duration::from_secs(5));
         let _gateway = relay.register_gateway(&agent("one"));
         let refusal = relay
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_gateway_continues_once_it_is_connected_or_the_time_is_over() {
+    async fn a_wait_for_a_gateway_ends_once_it_is_connected_or_after_the_timeout() {
         let relay = TaskRelay::new(Duration::from_mins(1));
         let one = agent("one");
         let begun = tokio::time::Instant::now();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_bounded_for_an_agent_a_namespace_and_in_all_and_there_is_room_again_when_one_ends() {
+    fn requests_are_bounded_per_agent_per_namespace_and_in_total_and_an_ended_one_frees_its_slot() {
         let relay = TaskRelay::new(Duration::from_mins(1));
         let refused = |agent: &NamespacedName, why: &str| {
             let refusal = relay.admit(agent).err().expect("a refusal");
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_told_that_responses_wait_and_what_a_later_version_says_is_left_to_the_receipt() {
+    fn waiting_responses_are_reported_to_the_client_and_an_unknown_refusal_is_left_to_the_receipt() {
         let refusal = refusal_of(TaskRefusal::ResponsesWait).unwrap();
         assert_eq!(refusal.code, ClientRefusalCode::TooManyTasks);
         assert!(refusal.message.contains("spec.task.responses"), "{}", refusal.message);

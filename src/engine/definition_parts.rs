@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_parameters_are_named_and_thirty_two_told_apart() {
+    fn eight_parameters_are_named_and_thirty_two_compared() {
         let of = |count: usize, last: &str| {
             let mut properties = Map::new();
             for number in 0..count {

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_leaves_room_and_other_resources_and_windows_are_apart() {
+    fn returned_capacity_is_available_and_other_resources_and_windows_are_independent() {
         let (one, hour) = (limit(1, 60), limit(2, 3600));
         let tokens = ResourceLimit {
             resource: LimitedResource::LLMTokens,

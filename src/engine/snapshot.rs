@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::context::digest::HistoryDigest;
-use super::context::doubt::HistoryDoubt;
+use super::context::history_exclusion::HistoryExclusion;
 use super::context::prompt_size::TokenEstimator;
 use super::context::window::ClearedResults;
 use super::counters::StreakCounters;
@@ -67,7 +67,7 @@ pub struct EngineSnapshot {
     /// How many of the newest messages are of failed turns without side effects, with no call answered since.
     pub(super) unproven: usize,
     /// Whether the server may be refusing the history.
-    pub(super) doubt: HistoryDoubt,
+    pub(super) doubt: HistoryExclusion,
     /// The content of the next turn's first message.
     pub(super) briefing: TurnBriefing,
     pub(super) handled: HandledRequests,
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_briefing_keeps_its_kind_whatever_its_words_say() {
+    fn a_briefing_keeps_its_kind_whatever_its_text_contains() {
         let mut briefing = TurnBriefing::default();
         briefing.set_cause(CauseKind::Event, "a pause (of the model's own making) is over");
         let text = serde_json::to_string(&briefing).unwrap();

@@ -74,7 +74,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_waits_gets_what_comes_and_nothing_after_its_limit() {
+    async fn a_waiting_worker_receives_a_delivery_and_nothing_after_its_timeout() {
         let deliveries = deliveries();
         let (got, ()) = tokio::join!(deliveries.next(SOON), async { deliveries.put(of("s", "1")) });
         assert_eq!(got, Some(of("s", "1")));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_for_another_agent_of_the_same_name_is_not_taken() {
+    async fn a_delivery_for_another_agent_of_the_same_name_is_not_accepted() {
         let deliveries = deliveries();
         let to = |receiver: &str| Delivery {
             receiver: receiver.into(),

@@ -268,7 +268,7 @@ mod tests {
     #[case(r#"{"error": {"code": "rate_limit_exceeded"}}"#, FailureKind::RateLimited)]
     #[case(r#"{"error": {"message": "insufficient_quota"}}"#, FailureKind::RateLimited)]
     #[case(r#"{"error": "insufficient_quota"}"#, FailureKind::RateLimited)]
-    fn only_code_and_type_tell_quota_from_rate(#[case] body: &str, #[case] expected: FailureKind) {
+    fn only_code_and_type_distinguish_quota_from_rate(#[case] body: &str, #[case] expected: FailureKind) {
         assert_eq!(kind(429, body), expected);
     }
 
@@ -279,7 +279,10 @@ mod tests {
         FailureKind::QuotaExceeded
     )]
     #[case("max_tokens: too large", FailureKind::BadResponse)]
-    fn the_words_of_a_wrong_request_tell_missing_credit(#[case] message: &str, #[case] expected: FailureKind) {
+    fn the_message_of_an_invalid_request_identifies_missing_credit(
+        #[case] message: &str,
+        #[case] expected: FailureKind,
+    ) {
         let body = serde_json::json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}});
         assert_eq!(kind(400, &body.to_string()), expected);
         assert_eq!(
@@ -311,18 +314,18 @@ mod tests {
         r#"{"detail": "The input (9000 tokens) is longer than the model's context length (8192 tokens)."}"#
     )]
     #[case(413, "<html>")]
-    fn a_request_that_is_too_long_is_told_from_a_wrong_one(#[case] status: u16, #[case] body: &str) {
+    fn a_request_that_is_too_long_is_distinguished_from_an_invalid_one(#[case] status: u16, #[case] body: &str) {
         assert_eq!(kind(status, body), FailureKind::ContextExceeded);
     }
 
     #[test]
-    fn an_echo_of_the_request_says_nothing_about_its_length() {
+    fn an_echo_of_the_request_does_not_indicate_its_length() {
         let body = r#"{"detail": [{"type": "missing", "input": "maximum context length"}]}"#;
         assert_eq!(kind(422, body), FailureKind::BadResponse);
     }
 
     #[rstest]
-    fn only_statuses_that_say_so_are_unprocessed(
+    fn only_definite_statuses_count_as_unprocessed(
         #[values(400, 401, 402, 403, 404, 405, 411, 413, 415, 422, 429, 529)] free: u16,
         #[values(
             300, 302, 304, 307, 408, 409, 410, 423, 425, 451, 499, 500, 501, 502, 503, 504, 520, 522, 524, 530
@@ -360,7 +363,7 @@ mod tests {
     #[case(502, r#"{"error": {"type": "api_error"}}"#, false)]
     #[case(504, r#"{"error": {"type": "server_error"}}"#, false)]
     #[case(500, r#"{"error": {"type": "timeout"}}"#, false)]
-    fn a_500_is_free_only_in_the_words_of_a_model_server(
+    fn a_500_is_free_only_with_the_message_of_a_model_server(
         #[case] status: u16,
         #[case] body: &str,
         #[case] expected: bool,

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_run_lease_ends_at_its_second_by_either_clock_and_comes_back_with_contact() {
+    fn the_run_lease_ends_at_its_second_by_either_clock_and_is_renewed_by_contact() {
         let start = ClockReading::now();
         for (last_moment, end) in [
             (start.later(59_999, 59_999), start.later(60_000, 60_000)),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pushed_is_no_contact_and_an_answer_is_contact_of_when_it_was_asked_for() {
+    fn a_push_is_no_contact_and_an_answer_counts_from_the_time_of_its_request() {
         let start = ClockReading::now();
         let contact = attached(start);
         // The process was stopped, and now reads what was pushed long ago.

@@ -68,9 +68,9 @@ use self::task_responses::ResponseSender;
 /// Time for calls in flight when the pod ends. The worker has drained before, and 5 s remain for the pod in all.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Time for returning leases, sending the last report and exporting the last spans, concurrently.
-const LAST_WORDS: Duration = Duration::from_millis(2_500);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Time for exporting the last lines of the log, which are those about all of this: the rest of the pod's 5 s.
-const LAST_LINES: Duration = Duration::from_millis(500);
+const SHUTDOWN_LOGS_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
@@ -199,12 +199,12 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
         () = async { end.await; calls.close(CLOSE_GRACE).await } => {}
     }
     tokio::join!(
-        budget.return_leases(LAST_WORDS),
-        uplink.last_report(LAST_WORDS),
-        exports.spans.finish(LAST_WORDS),
+        budget.return_leases(SHUTDOWN_TIMEOUT),
+        uplink.last_report(SHUTDOWN_TIMEOUT),
+        exports.spans.finish(SHUTDOWN_TIMEOUT),
     );
     tracing::info!("ended");
-    exports.lines.finish(LAST_LINES).await;
+    exports.lines.finish(SHUTDOWN_LOGS_TIMEOUT).await;
     Ok(())
 }
 

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_value_passes() {
+    fn a_text_that_only_resembles_a_secret_passes() {
         let masks = masks(&[TOKEN, "Bearer"]);
         for text in ["s3cr3t-t0ken/a+c", "s3cr3t-t0ken", "Bearer of news", "s3cr3t-", ""] {
             assert_eq!(through(&masks, &[text.as_bytes()]), text);

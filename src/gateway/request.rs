@@ -851,7 +851,7 @@ mod tests {
     }
 
     /// A request of this API that asks for an answer of this schema.
-    fn told(api: &str, schema: &str) -> String {
+    fn schema_in_request(api: &str, schema: &str) -> String {
         match api {
             "OpenAIChat" => format!(
                 r#"{{"model":"m","response_format":{{"type":"json_schema","json_schema":{{"name":"a","schema":{schema},"strict":true}}}},"max_tokens":77}}"#
@@ -876,17 +876,17 @@ mod tests {
             rules(&model)?.apply(body.as_bytes())
         };
         let schema = |bytes: usize| format!(r#"{{"title":"{}"}}"#, "x".repeat(bytes - r#"{"title":""}"#.len()));
-        let body = told(api, &schema(MAX_ANSWER_SCHEMA));
+        let body = schema_in_request(api, &schema(MAX_ANSWER_SCHEMA));
         let checked = apply(&serde_json::json!({}), &body).unwrap();
         assert_eq!(String::from_utf8(checked.body().unwrap()).unwrap(), body);
         let counted = |checked: &CheckedRequest| checked.parts().iter().map(|part| part.bytes.len()).sum::<usize>();
-        let small = apply(&serde_json::json!({}), &told(api, &schema(100))).unwrap();
+        let small = apply(&serde_json::json!({}), &schema_in_request(api, &schema(100))).unwrap();
         assert_eq!(counted(&checked) - counted(&small), MAX_ANSWER_SCHEMA - 100);
         assert!(
             checked.parts().iter().all(|part| !part.is_message),
             "it counts like a tool"
         );
-        let large = told(api, &schema(MAX_ANSWER_SCHEMA + 1));
+        let large = schema_in_request(api, &schema(MAX_ANSWER_SCHEMA + 1));
         let error = apply(&serde_json::json!({}), &large).err();
         assert_eq!(error, Some(RequestError::AnswerSchema(MAX_ANSWER_SCHEMA + 1)));
         // Such a schema contains those of all tools, and only the length of the request bounds it.

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_worker_gets_the_tasks_of_its_agent_in_order_and_a_repeated_one_once() {
+    async fn the_worker_receives_the_tasks_of_its_agent_in_order_and_a_repeated_one_once() {
         let tasks = queue();
         for (id, receiver) in [("a", "uid"), ("b", "another"), ("c", "uid"), ("a", "uid")] {
             tasks.put(task(id, receiver));

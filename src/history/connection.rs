@@ -21,7 +21,7 @@ const WAITING: usize = 64;
 /// Time limit for a connection, migrations included: a database that accepts connections and does not answer is unavailable.
 const CONNECT: Duration = Duration::from_secs(4);
 /// Waits between two attempts to connect, during which requests are refused at once.
-const AWAY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
+const OUTAGE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
 
 pub(crate) struct ConnectionPool {
     file: PathBuf,
@@ -56,7 +56,7 @@ impl ConnectionPool {
             permits: Semaphore::new(CONNECTIONS),
             state: Mutex::new(PoolState {
                 idle: Vec::new(),
-                backoff: AWAY,
+                backoff: OUTAGE_BACKOFF,
                 away: None,
             }),
         })

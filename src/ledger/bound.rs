@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_comes_twice_is_paid_twice() {
+    fn a_repeated_part_is_paid_twice() {
         let before = [system(1, 9_000), part(2, 500)];
         let now = [before[0], before[1], before[1]];
         assert_eq!(

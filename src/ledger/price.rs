@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn given_prices_of_the_cache_count() {
+    fn specified_prices_of_the_cache_count() {
         let given = ModelPrice {
             cache_read_per_million: Some("0.30".into()),
             cache_write_per_million: Some("3.10".into()),
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_case_looks_below_the_threshold_too() {
+    fn the_worst_case_includes_prices_below_the_threshold() {
         // Cheaper above the threshold: the most expensive call is then the longest one below it.
         let odd = ModelPrice {
             long_context: Some(LongContextPrice {

@@ -63,7 +63,7 @@ fn short(accounts: &[&str]) -> Result<Reservation, BTreeSet<AccountId>> {
 }
 
 #[test]
-fn all_that_a_call_needs_is_reserved_or_nothing_and_who_is_short_is_named() {
+fn a_call_reserves_everything_or_nothing_and_accounts_that_fall_short_are_named() {
     let mut wallet = holding(&[("a", 10), ("b", 9), ("c", 9)]);
     let before = wallet.clone();
     let draws = ["a", "b", "c"].map(draw);
@@ -90,7 +90,7 @@ fn only_the_kinds_that_an_account_limits_must_fit() {
 }
 
 #[test]
-fn a_call_takes_all_it_needs_from_the_newest_lease_that_has_it() {
+fn a_call_uses_the_newest_lease_that_covers_it() {
     let mut wallet = holding(&[("a", 10)]);
     wallet.apply_grants("a", 2, &[grant(1, 10), grant(2, 5)], &[]);
     assert_eq!(reserve(&mut wallet, "a", 6).leases, [("a".to_owned(), 1)]);
@@ -134,7 +134,7 @@ fn a_bill_above_its_reservation_is_spent_as_it_is() {
 }
 
 #[test]
-fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
+fn a_bill_above_its_reservation_uses_nothing_reserved_by_another_call() {
     let mut wallet = holding(&[("a", 10)]);
     let statement = |wallet: &Wallet| {
         wallet
@@ -157,7 +157,7 @@ fn a_bill_above_its_reservation_takes_nothing_from_what_another_call_holds() {
 }
 
 #[test]
-fn after_a_restart_the_open_call_is_open_again_and_nothing_can_be_spent_until_the_leader_speaks() {
+fn after_a_restart_the_open_call_is_restored_and_nothing_is_spendable_until_the_leader_answers() {
     let mut wallet = holding(&[("a", 10)]);
     let settled = reserve(&mut wallet, "a", 3);
     wallet.settle(&settled, &tokens(3));
@@ -201,7 +201,7 @@ fn a_call_of_a_lease_that_is_not_on_disk_is_opened_and_settled_all_the_same() {
 }
 
 #[test]
-fn what_no_open_call_needs_is_given_back_once_and_of_the_account_that_is_meant() {
+fn unused_amounts_of_the_named_account_are_returned_once() {
     let mut wallet = holding(&[("a", 10), ("b", 10)]);
     let reservation = reserve(&mut wallet, "a", 4);
     assert!(wallet.give_back(Some("a")));
@@ -220,7 +220,7 @@ fn what_no_open_call_needs_is_given_back_once_and_of_the_account_that_is_meant()
 }
 
 #[test]
-fn leases_that_are_of_no_more_use_are_closed_and_the_others_stay() {
+fn unusable_leases_are_closed_and_the_others_stay() {
     let mut wallet = Wallet::default();
     wallet.apply_grants("a", 1, &[ending(1, 10), grant(2, 10)], &[]);
     wallet.apply_grants("b", 1, &[grant(1, 10)], &[]);
@@ -237,7 +237,7 @@ fn leases_that_are_of_no_more_use_are_closed_and_the_others_stay() {
 }
 
 #[test]
-fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
+fn a_lease_with_an_open_call_returns_the_rest_and_is_closed_after_it() {
     let mut wallet = holding(&[("a", 10)]);
     let reservation = reserve(&mut wallet, "a", 4);
     assert!(wallet.close_all());
@@ -256,7 +256,7 @@ fn a_lease_with_an_open_call_gives_the_rest_back_and_is_closed_after_it() {
 }
 
 #[test]
-fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
+fn an_older_record_of_a_deposed_leader_changes_nothing() {
     let mut wallet = holding(&[("a", 10)]);
     assert!(
         wallet.apply_grants("a", 5, &[grant(1, 20)], &[]).changed,
@@ -276,7 +276,7 @@ fn an_older_record_is_a_deposed_leaders_word_and_changes_nothing() {
 }
 
 #[test]
-fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
+fn a_forgotten_lease_is_removed_and_one_with_an_open_call_is_only_closed() {
     let mut wallet = holding(&[("a", 10)]);
     wallet.apply_grants("a", 1, &[grant(2, 10)], &[]);
     let reservation = reserve(&mut wallet, "a", 4);
@@ -297,7 +297,7 @@ fn a_forgotten_lease_leaves_and_one_with_a_call_open_is_only_closed() {
 }
 
 #[test]
-fn more_is_asked_for_on_the_newest_lease_that_can_be_used() {
+fn more_is_requested_on_the_newest_usable_lease() {
     let mut wallet = Wallet::default();
     let ask = |wallet: &Wallet, now| wallet.grant_request("a", tokens(5), tokens(50), now);
     let fresh = ask(&wallet, 0);
@@ -356,7 +356,7 @@ fn known(lease: LeaseId, granted: i64, spent: i64, returned: i64) -> (DurableGra
 }
 
 #[test]
-fn a_disk_that_went_back_gives_nothing_to_spend_again() {
+fn a_restored_disk_makes_no_amount_spendable_again() {
     let row = |spent, returned| LeaseRow {
         account: "a".into(),
         lease: 7,

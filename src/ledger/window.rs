@@ -420,7 +420,7 @@ mod tests {
         "2026-12-31T15:00:00Z",
         "2027-01-31T15:00:00Z"
     )]
-    fn a_calendar_window_goes_from_its_first_moment_to_the_next_ones(
+    fn a_calendar_window_spans_from_its_first_moment_to_the_next_ones(
         #[case] period: CalendarPeriod,
         #[case] zone: &str,
         #[case] now: &str,
@@ -471,7 +471,7 @@ mod tests {
     #[case(WindowRule::Rolling(SignedDuration::from_secs(2)), Some(2))]
     #[case(WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::get("Europe/Berlin").unwrap()), Some(23 * 3_600))]
     #[case(WindowRule::Lifetime, None)]
-    fn a_rule_is_read_as_it_was_written_and_knows_its_length(#[case] rule: WindowRule, #[case] seconds: Option<i64>) {
+    fn a_rule_is_read_as_written_and_has_its_length(#[case] rule: WindowRule, #[case] seconds: Option<i64>) {
         assert_eq!(WindowRule::read(&rule.write()), Ok(rule.clone()));
         assert_eq!(rule.seconds(at("2026-03-29T12:00:00Z")), seconds);
     }

@@ -29,7 +29,7 @@ use super::text_fragments::RelayedTextFragment;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Two missed heartbeats plus a margin: after this silence the stream is considered dead.
-const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
+const READ_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
 /// Why a request to the controller failed.
 #[cfg_attr(test, derive(strum::EnumCount))]
@@ -239,7 +239,7 @@ fn build(bundle: &[u8]) -> reqwest::Result<Client> {
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(SILENCE)
+        .read_timeout(READ_TIMEOUT)
         .build()
 }
 

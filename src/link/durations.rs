@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_too_long_take_no_memory() {
+    fn oversized_lists_use_no_memory() {
         let models = |length| -> PodReport {
             let models = list("{}", length);
             serde_json::from_str(&format!(r#"{{"callDurations": {models}, "epoch": 1}}"#)).unwrap()

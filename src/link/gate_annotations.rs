@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_the_api_keep_the_name_of_each_user_whatever_the_other_annotations_say() {
+    fn recorded_answers_keep_the_name_of_each_user_whatever_the_other_annotations_are() {
         let answers =
             RecordedAnswers::default().with("e1-t2c1r1", recorded(GateVerdict::Approve, "ab", "ann", 1), |_| true);
         let mut annotations: BTreeMap<String, String> = [(ANSWERS.into(), answers)].into();

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_json_and_say_only_what_changed() {
+    fn lines_are_json_and_contain_only_changes() {
         let mut output = RunOutput::lines();
         let text = shown(&mut output, &[asleep("a"), asleep("b")]);
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_speaks_for_its_pod_until_that_is_gone() {
+    fn a_token_is_valid_for_its_pod_until_that_is_deleted() {
         let tokens = PodTokens::default();
         let pod = PodIdentity {
             namespace: "n".into(),

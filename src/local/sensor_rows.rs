@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn webhooks_get_ports_in_the_order_of_their_names_and_no_other_sensor_gets_one() {
+    fn webhooks_receive_ports_in_the_order_of_their_names_and_other_sensors_receive_none() {
         let clock = (
             ObjectKey::new(SENSORS, "n", "a"),
             json!({ "spec": { "source": { "schedule": {} } } }),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_named_with_its_sensor_and_the_flag() {
+    fn a_port_in_use_is_named_with_its_sensor_and_the_flag() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = other.local_addr().unwrap().port();
         let objects = [webhook("orders")];
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_says_what_is_wrong_and_where_to_send() {
+    fn a_row_contains_the_problem_and_the_address_to_send_to() {
         let sensor: Sensor = serde_json::from_value(json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "Sensor", "metadata": { "name": "orders", "namespace": "n" },
             "spec": { "agentNames": ["a"], "source": { "webhook": {

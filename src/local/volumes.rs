@@ -165,7 +165,7 @@ impl VolumeMaker<'_> {
             };
             let file = directory.join(path);
             // The path of an item may have directories.
-            make_folder(file.parent().unwrap_or(directory))?;
+            make_directory(file.parent().unwrap_or(directory))?;
             write(&file, &bytes)?;
         }
         Ok(())

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_or_a_proxy_that_gave_up_may_have_run_it_and_one_that_refused_has_not() {
+    fn a_timeout_or_gateway_error_may_have_run_the_call_and_a_rejection_has_not() {
         let may = |status: u16| may_have_run(StatusCode::from_u16(status).unwrap());
         assert!([408, 500, 502, 503, 504].into_iter().all(may));
         assert!(![400, 401, 404, 409, 413, 429].into_iter().any(may));

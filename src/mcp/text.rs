@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_media_type_is_believed_only_if_it_is_one() {
+    fn a_media_type_is_accepted_only_if_valid() {
         assert!(is_media_type("image/svg+xml") && is_media_type("text/plain; charset=utf-8"));
         assert!(is_media_type(&format!("a/{}", "b".repeat(MAX_MEDIA_TYPE - 2))));
         assert!(!is_media_type(&format!("a/{}", "b".repeat(MAX_MEDIA_TYPE - 1))));

@@ -379,7 +379,7 @@ mod tests {
 
     /// Two million bytes of a message must not become gigabytes.
     #[tokio::test]
-    async fn what_a_message_takes_in_memory_is_bounded_whatever_it_holds() {
+    async fn the_memory_used_by_a_message_is_bounded_whatever_it_contains() {
         let sink = LogSink::with_capacity("gateway", 9_999);
         let closing = CancellationToken::new();
         closing.cancel();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_cut_to_what_a_gateway_takes() {
+    fn a_line_is_cut_to_what_a_gateway_accepts() {
         let long = |message: usize, field: usize| {
             let line = LogLine {
                 message: "x".repeat(message),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_is_closed_or_none_takes_nothing() {
+    fn a_closed_or_absent_sink_accepts_nothing() {
         let sink = LogSink::with_capacity("worker", 1);
         assert!(sink.is_on());
         sink.close();

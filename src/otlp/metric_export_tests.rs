@@ -101,7 +101,7 @@ fn start(settings: MetricSettings, points: usize) -> (ExportTask, DropCount) {
 }
 
 #[tokio::test]
-async fn all_series_are_exported_again_and_again_and_once_more_at_the_end() {
+async fn all_series_are_exported_periodically_and_once_more_at_the_end() {
     let (collector, address) = Collector::start(&[]).await;
     let (export, dropped) = start(settings(address, "10"), 1_500);
     assert_eq!(collector.until_seen(4).await[..4], [1_000, 500, 1_000, 500]);
@@ -133,7 +133,7 @@ async fn a_collector_that_hangs_costs_one_export_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_gone_costs_nothing_but_a_count() {
+async fn an_unreachable_collector_costs_nothing_but_a_count() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let settings = settings(listener.local_addr().unwrap(), "3600000");
     drop(listener);

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_encoded_for_a_sink_that_takes_no_more() {
+    fn nothing_is_encoded_for_a_closed_sink() {
         let mut taken = 0;
         let mut sink = |_| {
             taken += 1;

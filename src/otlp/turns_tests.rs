@@ -123,7 +123,7 @@ fn notes_are_reduced_to_their_first_word() {
 }
 
 #[test]
-fn a_tracer_that_is_told_the_open_turn_again_ends_the_same_spans() {
+fn a_tracer_that_receives_the_open_turn_again_ends_the_same_spans() {
     let whole = tell(&mut TurnTracer::new(agent()), STORY, 0);
     for killed_after in 1..STORY.len() {
         let mut before = tell(&mut TurnTracer::new(agent()), &STORY[..killed_after], 0);

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_loop_rests_when_only_a_person_can_let_it_go_on() {
+    fn a_paused_loop_rests_when_only_a_person_can_resume_it() {
         let moment = Some(Timestamp::UNIX_EPOCH);
         for (reasons, resumes_at, rest) in [
             (&[PauseReason::BudgetExhausted][..], None, LoopActivity::Resting),
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_of_an_earlier_run_is_starting_and_one_that_cannot_run_says_why() {
+    fn a_loop_of_an_earlier_run_is_starting_and_one_that_cannot_run_has_a_reason() {
         let status = json!({ "loop": { "state": "Sleeping", "epoch": 1, "turn": 7 } });
         let earlier = row(&agent(1, &status), None, StatusOrigin::EarlierRun);
         assert_eq!(
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_waits_for_is_said_in_a_few_words() {
+    fn the_reason_of_a_wait_is_short() {
         let row = AgentRow {
             reasons: vec![PauseReason::ConsecutiveErrors],
             last_error: Some("Timeout".into()),

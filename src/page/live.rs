@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::html::PagePart;
 
 /// How long a stream is silent at most: a browser that is gone is noticed when it is written to.
-pub const SILENCE: Duration = Duration::from_secs(15);
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// A comment, for a stream without changes.
 pub const COMMENT: &str = ":\n\n";
 /// What replaces a part that is not shown any more.
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_reader_gets_everything_and_then_what_differs() {
+    fn a_new_reader_receives_everything_and_then_the_differences() {
         let one = state(&[("a", 1)]);
         assert_eq!(
             ids(&changes(&[], &one)),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_shown_any_more_is_taken_away() {
+    fn parts_that_are_no_longer_shown_are_removed() {
         let (both, one) = (state(&[("a", 1), ("b", 1)]), state(&[("a", 1)]));
         let text = changes(&both, &one);
         assert_eq!(ids(&text), ["agents", "turns/n/b", "events/n/b"]);

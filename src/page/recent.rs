@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_forgotten_begins_again_with_any_number() {
+    fn a_forgotten_agent_starts_again_at_any_number() {
         let (recent, agent) = (RecentEvents::default(), NamespacedName::new("n", "a"));
         assert_eq!(recent.newest(&agent), 0);
         recent.add(agent.clone(), event(7, "autonomy:turn_started", 1, ""));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_turns_events_tools_and_characters_are_kept_as_the_bounds_say() {
+    fn turns_events_tools_and_characters_are_kept_up_to_their_bounds() {
         let turns = |count: i64| history((1..=count).map(|seq| event(seq, "autonomy:turn_started", seq, "")));
         let most = i64::try_from(MAX_TURNS).unwrap();
         for (count, first) in [(most, 1), (most + 1, 2)] {

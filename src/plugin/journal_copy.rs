@@ -27,7 +27,7 @@ const MAX_BYTES: usize = 512 << 20;
 /// Most bytes of the errors of the command that are shown.
 const MAX_ERROR_BYTES: usize = 2_048;
 /// Longest silence of the command, which waits for no one.
-const SILENCE: Duration = Duration::from_secs(30);
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often the command is run until it succeeds: it fails while the worker cleans up the journal.
 const ATTEMPTS: u32 = 4;
 /// Size of the buffer between the connection and its reader.
@@ -58,13 +58,13 @@ pub(super) async fn history(session: &PluginSession, agent: &str) -> Result<Stri
 async fn copy(pods: &Api<Pod>, pod: &str, namespace: &str) -> Result<Result<Vec<u8>, String>, PluginError> {
     let silent = || {
         PluginError::Refused(format!(
-            "pod {pod} of namespace {namespace} has not answered for {SILENCE:?}"
+            "pod {pod} of namespace {namespace} has not answered for {READ_TIMEOUT:?}"
         ))
     };
     let parameters = AttachParams::default()
         .container(WORKER_CONTAINER)
         .max_stdout_buf_size(BUFFER);
-    let started = timeout(SILENCE, pods.exec(pod, [BINARY, "journal"], &parameters)).await;
+    let started = timeout(READ_TIMEOUT, pods.exec(pod, [BINARY, "journal"], &parameters)).await;
     let started = started.map_err(|_| silent())?;
     let mut process = started.map_err(|error| refused(&error, pod, namespace))?;
     let (Some(mut out), Some(mut err), Some(status)) = (process.stdout(), process.stderr(), process.take_status())
@@ -83,7 +83,7 @@ async fn copy(pods: &Api<Pod>, pod: &str, namespace: &str) -> Result<Result<Vec<
             Some(status) => (reading.await, Some(status)),
             None => return Ok(Err("the connection was lost".into())),
         },
-        output = &mut reading => (output, timeout(SILENCE, status).await.ok().flatten()),
+        output = &mut reading => (output, timeout(READ_TIMEOUT, status).await.ok().flatten()),
     };
     match output {
         Ok((bytes, err)) => Ok(outcome(status, &err).and_then(|()| match bytes.as_slice() {
@@ -149,7 +149,7 @@ async fn read(from: &mut (impl AsyncRead + Unpin), most: usize) -> Result<Vec<u8
     let mut bytes = Vec::new();
     let mut chunk = vec![0; BUFFER];
     loop {
-        let length = timeout(SILENCE, from.read(&mut chunk)).await;
+        let length = timeout(READ_TIMEOUT, from.read(&mut chunk)).await;
         let length = length.map_err(|_| ReadProblem::Silent)?.map_err(ReadProblem::Lost)?;
         if length == 0 {
             return Ok(bytes);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_command_that_says_nothing_is_not_waited_for() {
+    async fn a_silent_command_times_out() {
         let (mut near, _far) = tokio::io::duplex(1);
         assert!(matches!(read(&mut near, 1).await, Err(ReadProblem::Silent)));
     }

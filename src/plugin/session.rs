@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_ends_no_work_and_a_full_disk_is_an_error() {
+    fn a_closed_output_ends_no_work_and_a_full_disk_is_an_error() {
         for (kind, is_lost) in [(ErrorKind::BrokenPipe, false), (ErrorKind::StorageFull, true)] {
             let mut screen = Screen {
                 out: &mut FailingWriter(kind),

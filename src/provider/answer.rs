@@ -90,7 +90,7 @@ mod tests {
     use crate::samples::call;
 
     #[test]
-    fn repeated_and_empty_ids_become_unique_without_taking_a_given_one() {
+    fn repeated_and_empty_ids_become_unique_without_reusing_a_specified_one() {
         let ids = with_unique_ids(vec![
             call("call_1", ""),
             call("", ""),

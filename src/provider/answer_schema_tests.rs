@@ -94,7 +94,7 @@ fn a_schema_and_an_effort_share_the_settings_of_the_output() {
 }
 
 #[test]
-fn every_field_of_a_schema_is_one_that_the_gateway_knows() {
+fn every_field_of_a_schema_is_allowed_by_the_gateway() {
     for (api, format) in FORMATS {
         let body = body(format, &json!({"api": api, "name": "m"}), &[tool()], Some(&exact()));
         let mut inner = &body;

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_reported_errors_are_told_apart() {
+    fn garbage_and_reported_errors_are_distinguished() {
         let feed = |line: &[u8]| StreamReader::new(WireFormat::OpenAiChat).feed(line).unwrap_err();
         assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
         let reported = |line: &[u8], code: &str| match feed(line) {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_takes_output_is_content() {
+    fn every_kind_of_output_counts_as_content() {
         let content = |message: Value| {
             let body = json!({"choices": [{"message": message}]}).to_string();
             WireFormat::OpenAiChat.read_body(body.as_bytes()).unwrap().content
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_reported_errors_of_messages_are_told_apart() {
+    fn garbage_and_reported_errors_of_messages_are_distinguished() {
         let feed = |line: &[u8]| StreamReader::new(WireFormat::AnthropicMessages).feed(line).unwrap_err();
         assert_eq!(feed(b"data: <html>\n"), AnswerError::Garbage);
         assert_eq!(feed(b"data: [DONE]\n"), AnswerError::Garbage);

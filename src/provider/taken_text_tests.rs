@@ -81,7 +81,7 @@ fn stream(format: WireFormat, pieces: &[String]) -> Vec<Value> {
 }
 
 #[test]
-fn each_piece_of_text_is_taken_once_and_neither_reasoning_nor_tool_calls_are() {
+fn each_piece_of_text_is_returned_once_and_neither_reasoning_nor_tool_calls_are() {
     let pieces = ["hé".to_owned(), String::new(), "llo".to_owned()];
     for format in WireFormat::ENDPOINTS {
         let (texts, whole) = watch(format, &stream(format, &pieces));
@@ -96,7 +96,7 @@ fn each_piece_of_text_is_taken_once_and_neither_reasoning_nor_tool_calls_are() {
 }
 
 #[test]
-fn a_text_at_the_start_of_a_block_is_taken_once_too() {
+fn a_text_at_the_start_of_a_block_is_returned_once_too() {
     let block = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "he"}});
     let more = json!({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "llo"}});
     let (texts, whole) = watch(WireFormat::AnthropicMessages, &[block.clone(), block, more]);
@@ -118,7 +118,7 @@ fn an_answer_that_is_json_has_no_text_while_it_arrives() {
 
 proptest! {
     #[test]
-    fn what_is_taken_is_the_text_of_the_answer(pieces in proptest::collection::vec("\\PC{0,8}", 0..8)) {
+    fn the_streamed_text_equals_the_text_of_the_answer(pieces in proptest::collection::vec("\\PC{0,8}", 0..8)) {
         for format in WireFormat::ENDPOINTS {
             let (texts, whole) = watch(format, &stream(format, &pieces));
             prop_assert_eq!(texts.concat(), whole.unwrap_or_default());

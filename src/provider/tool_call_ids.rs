@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_servers_take_stay_and_all_others_are_made_so_without_two_becoming_one() {
+    fn valid_ids_are_kept_and_all_others_are_made_valid_and_unique() {
         let mut ids = ToolCallIds::default();
         let long = "x".repeat(60);
         for (given, sent) in [

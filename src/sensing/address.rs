@@ -283,7 +283,7 @@ mod tests {
     #[case::after_shared("100.128.0.0")]
     #[case::over_ipv6("2606:4700::1111")]
     #[case::mapped("::ffff:1.1.1.1")]
-    fn what_lies_beside_the_closed_ranges_is_open(#[case] address: &str) {
+    fn addresses_next_to_closed_ranges_are_open(#[case] address: &str) {
         assert_eq!(policy(&[], &[]).check(address.parse().unwrap()), Ok(()));
     }
 
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_opens_just_its_range_and_what_is_denied_wins() {
+    fn an_allowed_range_opens_only_itself_and_a_denied_range_takes_precedence() {
         let policy = policy(&["10.0.0.0/8"], &["10.1.0.0/16", "1.1.1.1/32"]);
         assert_eq!(policy.check("10.0.0.1".parse().unwrap()), Ok(()));
         assert_eq!(policy.check("::ffff:10.0.0.1".parse().unwrap()), Ok(()));
@@ -361,7 +361,7 @@ mod tests {
     #[case("::/129")]
     #[case("x/8")]
     #[case("10.0.0.0/-1")]
-    fn what_is_no_range_is_said_to_be_none(#[case] text: &str) {
+    fn an_invalid_range_is_reported_as_such(#[case] text: &str) {
         assert_eq!(text.parse::<Cidr>(), Err(CidrError(text.into())));
     }
 

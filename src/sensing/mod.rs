@@ -10,8 +10,8 @@ extern crate agentloop_texts;
 
 pub mod address;
 pub mod delivery;
-mod expanded;
 pub mod expression;
+mod parsed_size;
 pub mod rules;
 mod rules_state;
 pub mod schedule;

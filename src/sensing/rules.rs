@@ -12,7 +12,7 @@ use super::rules_state::HeldEvent;
 pub use super::rules_state::{LastAccepted, RulesState};
 use super::scored_effects::{ScoredEffects, SignalScoreRequest, most_urgent};
 use super::signals::{CompiledSignal, EvaluatedSignal, SignalMatch};
-use super::{FieldError, SpecError, SpecErrorCollector, expanded};
+use super::{FieldError, SpecError, SpecErrorCollector, parsed_size};
 use agentloop_api::SensorSpec;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::hash::{sha256_hex, sha256_u64};
@@ -160,8 +160,8 @@ impl SensorRules {
         let Ok(text) = std::str::from_utf8(body) else {
             return failed(state, "the payload is neither JSON nor UTF-8 text".into());
         };
-        if expanded::is_too_large(text) {
-            let most = expanded::MAX_BYTES / (1024 * 1024);
+        if parsed_size::is_too_large(text) {
+            let most = parsed_size::MAX_BYTES / (1024 * 1024);
             return failed(
                 state,
                 format!(

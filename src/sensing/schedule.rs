@@ -171,7 +171,7 @@ mod tests {
     #[case("0 8 * * 1-5", "UTC", "2026-01-02T00:00:00Z", "2026-01-06T00:00:00Z",
         &["2026-01-02T08:00:00Z", "2026-01-05T08:00:00Z"])]
     #[case("59 23 31 12 *", "Asia/Tokyo", "2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z", &["2026-12-31T14:59:00Z"])]
-    fn each_tick_comes_once_in_its_zone(
+    fn each_tick_fires_once_in_its_time_zone(
         #[case] cron: &str,
         #[case] zone: &str,
         #[case] from: &str,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_day_of_downtime_the_last_tick_comes_late_and_no_other_or_none() {
+    fn after_a_day_of_downtime_at_most_the_last_tick_fires_late() {
         let (through, now) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:30Z"));
         let of = |missed| calendar("*/10 * * * *", "UTC", missed);
         let last = moment("2026-01-06T08:00:00Z");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_that_somebody_waited_for_is_heard_up_to_a_minute_late_and_was_missed_after_that() {
+    fn an_awaited_tick_fires_up_to_a_minute_late_and_is_missed_after_that() {
         let calendar = calendar("0 8 * * *", "UTC", MissedTickPolicy::Skip);
         let (through, tick) = (moment("2026-01-05T08:00:00Z"), moment("2026-01-06T08:00:00Z"));
         let at = |seconds| tick + SignedDuration::from_secs(seconds);

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delivery_to_a_webhook_without_receivers_is_to_be_sent_again_and_what_a_page_says_then_is_nobodys() {
+    fn a_delivery_to_a_webhook_without_receivers_is_to_be_repeated_and_that_of_a_page_is_dropped() {
         let spec = |source| serde_json::from_value(json!({"agentNames": ["a"], "source": source})).expect("a spec");
         let webhook: SensorSpec = spec(json!({
             "webhook": {"scheme": "GitHub", "secretKeyRef": {"name": "s", "key": "k"}},

@@ -67,7 +67,7 @@ pub struct SensorPodOptions {
 }
 
 /// Time at the end of the pod for the last lines of the log.
-const LAST_LINES: Duration = Duration::from_secs(2);
+const SHUTDOWN_LOGS_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(thiserror::Error, Debug)]
 pub enum SensorError {
@@ -88,7 +88,7 @@ pub async fn run(options: SensorPodOptions, end: impl Future<Output = ()>) -> Re
     let origin = TelemetryOrigin::sensor((namespace, &terms.name, &terms.uid));
     let (_, lines) = options.log.clone().start(&origin);
     let ended = run_source(options, end).await;
-    lines.finish(LAST_LINES).await;
+    lines.finish(SHUTDOWN_LOGS_TIMEOUT).await;
     ended
 }
 

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantity_has_so_many_bytes() {
+    fn a_quantity_is_parsed_to_bytes() {
         for (quantity, expected) in [
             ("100Mi", 100 << 20),
             ("1Gi", 1 << 30),

@@ -20,7 +20,7 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), MAX_PAUSE);
 /// Shortest time between two [`SensorPodReport`]s.
 const COALESCE: Duration = Duration::from_millis(250);
 /// Without data for two heartbeats and a little more, the stream is dead.
-const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
+const READ_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
 pub struct SensorUplink {
     client: Arc<LinkClient>,
@@ -71,7 +71,7 @@ impl SensorUplink {
         tokio::pin!(events);
         loop {
             let silent = |_| LinkError::Transport("no data for two heartbeats".into());
-            match timeout(SILENCE, events.next()).await.map_err(silent)? {
+            match timeout(READ_TIMEOUT, events.next()).await.map_err(silent)? {
                 None => return Ok(()),
                 Some(event) => {
                     if let Some(directives) = event? {

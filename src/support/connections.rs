@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_bound_trips_at_its_number_and_a_freed_slot_is_taken_again() {
+    fn each_bound_trips_at_its_number_and_a_freed_slot_is_reused() {
         let slots = ConnectionLimiter::new(ConnectionBounds::of_strangers(5, 3));
         let mut first = fill(&slots, address(1));
         assert_eq!(first.len(), 3, "per address");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_do_not_take_the_slots_of_authenticated_peers() {
+    fn strangers_do_not_occupy_the_slots_of_authenticated_peers() {
         let slots = ConnectionLimiter::new(ConnectionBounds {
             all: 6,
             strangers: 2,

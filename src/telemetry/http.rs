@@ -31,7 +31,7 @@ use tokio::time::{sleep, timeout};
 use super::exposition::ExpositionFormat;
 use super::gzip::{self, GzipPieces};
 use super::metrics::Metrics;
-use super::unread::UnreadLimit;
+use super::write_timeout::WriteTimeout;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 
 /// Whether the process is ready, and if not, what it waits for.
@@ -123,7 +123,7 @@ async fn accept<S, F>(
     listener: TcpListener,
     router: Router,
     limits: HttpLimits,
-    open: impl Fn(UnreadLimit<TcpStream>) -> F,
+    open: impl Fn(WriteTimeout<TcpStream>) -> F,
 ) -> Infallible
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -141,7 +141,7 @@ where
         };
         let Some(slot) = slots.take(address) else { continue };
         let service = TowerToHyperService::new(router.clone().layer(Extension(address)));
-        let opened = open(UnreadLimit::new(connection, limits.unread));
+        let opened = open(WriteTimeout::new(connection, limits.unread));
         let answer = async move {
             let Ok(connection) = opened.await else { return };
             let answer = http1::Builder::new()

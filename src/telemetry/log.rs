@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_takes_back_its_trace_gives_its_lines_none() {
+    fn a_span_whose_trace_is_removed_adds_no_trace_to_its_lines() {
         let lines = lines(|| {
             let span = tracing::error_span!("loop", traceId = tracing::field::Empty).entered();
             span.record("traceId", "1a");

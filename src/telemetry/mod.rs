@@ -22,4 +22,4 @@ pub mod reconcile_traces;
 pub mod registry;
 pub mod requests;
 pub mod sensor_collector;
-mod unread;
+mod write_timeout;

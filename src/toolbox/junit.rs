@@ -231,7 +231,7 @@ mod tests {
         ReportProblem::DocType
     )]
     #[case::entity("<testsuite><testcase name=\"&b;\"/></testsuite>", ReportProblem::Malformed)]
-    fn what_is_no_report_says_nothing(#[case] document: &str, #[case] problem: ReportProblem) {
+    fn an_invalid_report_yields_no_counts(#[case] document: &str, #[case] problem: ReportProblem) {
         assert_eq!(counts(document), Err(problem));
     }
 

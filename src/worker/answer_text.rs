@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_while_nobody_wants_it_and_a_late_reader_sees_what_is_missing() {
+    fn nothing_is_buffered_without_a_reader_and_a_late_reader_sees_what_is_missing() {
         let queue = Arc::<TextQueue>::default();
         let mut tap = tap(&queue, "t1c1a1");
         tap.push("before ");

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_says_what_it_has_left_for_this_agent() {
+    fn each_limit_shows_what_is_left_for_this_agent() {
         let tenths = |tenths| LimitAmounts {
             tokens: Some(tenths),
             cost: Some(tenths),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_lets_no_call_through_is_no_reason_to_shorten_any() {
+    fn a_limit_that_blocks_every_call_does_not_shorten_any() {
         let output = LimitAmounts {
             output_tokens: Some(255),
             ..LimitAmounts::default()
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_stops_its_loops_says_why_in_its_own_words() {
+    fn a_stopping_budget_reports_its_own_reason() {
         let mut found = directives(vec![account(limited(10))]);
         assert_eq!(from_directives(&found).stop, None);
         let budget = found.budget.as_mut().unwrap();

@@ -229,8 +229,8 @@ impl<'a> LoopDriver<'a> {
     }
 
     async fn drive(&mut self, session: &WorkerSession, world: &mut DriverInputs) -> Result<DriveOutcome, JournalError> {
-        let patience = tool_source::patience(self.steps.view().turn);
-        if !tool_source::wait_for_tools(self.tools.clone(), patience, &world.terminate).await {
+        let tools_timeout = tool_source::tools_timeout(self.steps.view().turn);
+        if !tool_source::wait_for_tools(self.tools.clone(), tools_timeout, &world.terminate).await {
             return Ok(DriveOutcome::Exit);
         }
         if world

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_too_many_open_runs_is_forgotten() {
+    fn the_oldest_of_too_many_open_runs_is_evicted() {
         for (others, counted) in [(MAX_OPEN - 1, 1), (MAX_OPEN, 0)] {
             let mut times = LoopTimes::default();
             times.observe(&[of_run("first", None, 0)]);

@@ -35,7 +35,7 @@ const LINE_BYTES: usize = 300;
 /// Pause before an [`EventsPage`] is resent to a reader whose buffer was full.
 const NO_ROOM: Duration = Duration::from_millis(200);
 /// How long a loop that has ended continues to send its last events.
-const LAST_PAGES: Duration = Duration::from_millis(500);
+const SHUTDOWN_EVENTS_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The request of a subscription for its next [`EventsPage`].
 pub struct PageRequest {
@@ -147,11 +147,11 @@ impl EventPublisher {
         Ok(())
     }
 
-    /// Sends the last events to the readers, for at most [`LAST_PAGES`].
+    /// Sends the last events to the readers, for at most [`SHUTDOWN_EVENTS_TIMEOUT`].
     pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
         // Closes the channel: a task that has sent everything then ends, since no more lines will follow.
         self.newest = watch::Sender::new(0);
-        let deadline = Instant::now() + LAST_PAGES;
+        let deadline = Instant::now() + SHUTDOWN_EVENTS_TIMEOUT;
         while !self.tasks.is_empty() {
             tokio::select! {
                 Some(ask) = self.asks.1.recv() => self.answer(ask, steps)?,

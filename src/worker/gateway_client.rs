@@ -584,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_that_lay_in_the_socket_says_how_old_it_is() {
+    fn an_event_delayed_in_the_socket_has_its_age() {
         let at = ClockReading::now();
         let age = |sent_at| {
             let event = SocketEvent {

@@ -22,7 +22,7 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Longest wait between two attempts: how long a database that has returned is not noticed.
 const MAX_RETRY: Duration = Duration::from_secs(30);
 /// How long a loop that has ended continues to upload.
-const LAST_UPLOADS: Duration = Duration::from_secs(2);
+const SHUTDOWN_UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What happened to an upload.
 #[derive(Clone, Copy)]
@@ -102,13 +102,13 @@ impl HistoryUpload {
         }
     }
 
-    /// Uploads what is left, for at most [`LAST_UPLOADS`]. The rest stays in the journal for the next start.
+    /// Uploads what is left, for at most [`SHUTDOWN_UPLOAD_TIMEOUT`]. The rest stays in the journal for the next start.
     pub async fn finish(&mut self, steps: &mut JournaledEngine<'_>) {
         if !self.is_wanted || self.has_failed {
             return;
         }
         self.pending = None;
-        let deadline = Instant::now() + LAST_UPLOADS;
+        let deadline = Instant::now() + SHUTDOWN_UPLOAD_TIMEOUT;
         let mut next = steps.history_batch();
         while let Ok(Some(UploadBatch { batch, .. })) = next {
             let Ok(Ok(ack)) = timeout_at(deadline, self.gateway.upload_history(&batch)).await else {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inline_text_never_looks_at_the_file() {
+    fn inline_text_never_reads_the_file() {
         let mut instructions = InstructionSource::load(Some("be".into()), "/nowhere".into()).unwrap();
         assert_eq!(instructions.newest(), "be");
     }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn skills_of_128_kib_together_are_taken_and_one_byte_more_is_not() {
+    fn skills_of_128_kib_together_are_accepted_and_one_byte_more_is_not() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "x".repeat(MAX_SKILL_BYTES - 1)).unwrap();
         std::fs::write(dir.path().join("b"), "y").unwrap();
@@ -202,13 +202,13 @@ mod tests {
     }
 
     #[test]
-    fn the_first_text_must_be_there_and_says_what_to_check() {
+    fn the_first_text_must_exist_and_the_error_names_what_to_check() {
         let complaint = InstructionSource::load(None, "/nowhere".into()).err().unwrap();
         assert!(complaint.contains("/nowhere") && complaint.contains("spec.instructionsFrom"));
     }
 
     #[test]
-    fn text_of_32_kib_is_taken_and_one_byte_more_is_not() {
+    fn text_of_32_kib_is_accepted_and_one_byte_more_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("text");
         std::fs::write(&file, "x".repeat(MAX_BYTES)).unwrap();

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_call_asks_for_five_minutes_and_what_the_spec_says_is_not_reckoned() {
+    fn the_first_call_requests_five_minutes_and_a_specified_lifetime_is_not_computed() {
         let now = Instant::now();
         assert_eq!(
             CachePolicy::new(&model(&json!({}))).next(now, 10),

@@ -11,7 +11,7 @@ use crate::link::messages::LoopReport;
 use super::gateway_client::{CallMessage, GatewayClient};
 
 /// Longest wait at exit for the gateway to accept the last report and the last notices.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub struct GatewayReporter {
     errands: mpsc::UnboundedSender<CallMessage>,
@@ -40,7 +40,7 @@ impl GatewayReporter {
         let _ = self.errands.send(errand);
     }
 
-    /// Waits until the gateway has accepted everything, for at most [`LAST_WORDS`].
+    /// Waits until the gateway has accepted everything, for at most [`FINAL_REPORT_TIMEOUT`].
     pub async fn finish(self) {
         let Self {
             errands,
@@ -49,7 +49,7 @@ impl GatewayReporter {
         } = self;
         drop((errands, report));
         let all = futures::future::join_all(tasks.iter_mut());
-        if timeout(LAST_WORDS, all).await.is_err() {
+        if timeout(FINAL_REPORT_TIMEOUT, all).await.is_err() {
             tracing::warn!("timed out sending the last report to the gateway");
             tasks.iter().for_each(JoinHandle::abort);
         }

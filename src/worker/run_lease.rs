@@ -13,7 +13,7 @@ pub const RUN_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS);
 
 /// How long a worker may start tools with side effects without contact: half the lease, so that a tool started last has
 /// time to finish before the lease expires.
-pub const SILENCE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
+pub const ACTION_LEASE: Duration = Duration::from_secs(RUN_LEASE_SECONDS / 2);
 
 /// The last contact, as reported by the gateway.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +44,13 @@ impl RunLease {
     /// Whether tools with side effects must no longer be started.
     #[must_use]
     pub fn is_silent(&self, now: ClockReading) -> bool {
-        self.age(now) >= SILENCE
+        self.age(now) >= ACTION_LEASE
     }
 
     /// Returns how long tools with side effects may still be started.
     #[must_use]
     pub fn time_until_silent(&self, now: ClockReading) -> Duration {
-        SILENCE.saturating_sub(self.age(now))
+        ACTION_LEASE.saturating_sub(self.age(now))
     }
 
     /// Returns how long the run lease still holds.

@@ -19,7 +19,7 @@ use crate::otlp::{AgentIdentity, DropCount, Span, TurnFact, TurnTracer};
 /// Spans that wait for the gateway at most.
 const QUEUE: usize = 512;
 /// Longest wait at exit for the gateway to take the last spans.
-const LAST_SPANS: Duration = Duration::from_secs(1);
+const SHUTDOWN_SPANS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The spans of one loop; the default makes none.
 #[derive(Default)]
@@ -33,10 +33,15 @@ struct SpanParts {
 }
 
 impl LoopSpans {
-    /// Starts the sending task. `open`: the lines of the open turn, whose spans were sent before; `untold`: those of the
+    /// Starts the sending task. `open`: the lines of the open turn, whose spans were sent before; `unlogged_lines`: those of the
     /// last batch of a killed process, whose spans may not have been.
     #[must_use]
-    pub fn start(gateway: &GatewayClient, agent: AgentIdentity, open: &[JournalLine], untold: &[JournalLine]) -> Self {
+    pub fn start(
+        gateway: &GatewayClient,
+        agent: AgentIdentity,
+        open: &[JournalLine],
+        unlogged_lines: &[JournalLine],
+    ) -> Self {
         let (queue, to_send) = mpsc::channel(QUEUE);
         let dropped = DropCount::default();
         let mut parts = SpanParts {
@@ -45,12 +50,12 @@ impl LoopSpans {
             task: tokio::spawn(gateway.clone().run_spans(to_send, dropped.clone())),
             dropped,
         };
-        let first = untold.first().map_or(i64::MAX, |line| line.seq);
+        let first = unlogged_lines.first().map_or(i64::MAX, |line| line.seq);
         for line in open.iter().filter(|line| line.seq < first) {
             drop(parts.spans_of(line));
         }
         let mut spans = Self(Some(parts));
-        spans.observe(untold);
+        spans.observe(unlogged_lines);
         spans
     }
 
@@ -66,7 +71,7 @@ impl LoopSpans {
         }
     }
 
-    /// Waits until the gateway has taken what is queued, for at most [`LAST_SPANS`].
+    /// Waits until the gateway has taken what is queued, for at most [`SHUTDOWN_SPANS_TIMEOUT`].
     pub async fn finish(self) {
         let Some(SpanParts {
             queue,
@@ -78,14 +83,14 @@ impl LoopSpans {
             return;
         };
         drop(queue);
-        if timeout(LAST_SPANS, &mut task).await.is_err() {
+        if timeout(SHUTDOWN_SPANS_TIMEOUT, &mut task).await.is_err() {
             task.abort();
             tracing::info!("timed out sending the last spans to the gateway");
         }
-        let untold = dropped.get();
-        if untold > 0 {
+        let dropped_count = dropped.get();
+        if dropped_count > 0 {
             tracing::info!(
-                dropped = untold,
+                dropped = dropped_count,
                 "spans were dropped because the gateway did not take them in time"
             );
         }
@@ -221,8 +226,8 @@ mod tests {
             line(3, RecordKind::ToolOutcome, ""),
             line(4, RecordKind::TurnFailed, "Timeout"),
         ];
-        let queued = |untold: &[JournalLine]| {
-            let spans = LoopSpans::start(&gateway(), agent(), &open, untold);
+        let queued = |unlogged_lines: &[JournalLine]| {
+            let spans = LoopSpans::start(&gateway(), agent(), &open, unlogged_lines);
             let parts = spans.0.unwrap();
             parts.task.abort();
             QUEUE - parts.queue.capacity()

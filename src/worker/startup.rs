@@ -33,7 +33,7 @@ use super::tools::McpTools;
 use super::turn_context::TurnContext;
 
 /// Longest wait at exit for the gateway to take the last lines of the log.
-const LAST_LINES: Duration = Duration::from_secs(1);
+const SHUTDOWN_LOGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a worker that cannot start waits for the gateway to report the reason.
 const SAY_WHY: Duration = Duration::from_secs(10);
 
@@ -98,7 +98,7 @@ pub async fn run(options: WorkerOptions, terminate: CancellationToken) -> Result
     let result = Box::pin(worker.run()).await;
     events.abort();
     closing.cancel();
-    if timeout(LAST_LINES, &mut logs).await.is_err() {
+    if timeout(SHUTDOWN_LOGS_TIMEOUT, &mut logs).await.is_err() {
         logs.abort();
     }
     result
@@ -168,7 +168,10 @@ impl WorkerProcess {
         // Before the journal takes its ballast: on a full volume this makes room.
         let artifacts = Arc::new(ArtifactStore::open(&self.options.journal_dir));
         // The previous process may have been killed between a commit and its log lines: log them again.
-        restored.untold.iter().for_each(|line| events::log_line(line, None));
+        restored
+            .unlogged_lines
+            .iter()
+            .for_each(|line| events::log_line(line, None));
         journal.claim(owner)?;
         let spec = &self.options.config.spec;
         let skills = spec.skills.iter().map(|skill| skill.name.clone()).collect();
@@ -207,7 +210,7 @@ impl WorkerProcess {
                 let spec = &self.options.config.spec;
                 let settings = EngineSettings::try_from(spec)?;
                 let workspace = spec.workspace.as_ref().map(|_| self.options.workspace_dir.clone());
-                let sensors = LoopSensors::restore(restored.kept).with_workspace(workspace.is_some());
+                let sensors = LoopSensors::restore(restored.sensor_records).with_workspace(workspace.is_some());
                 let mut engine = match restored.snapshot {
                     Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
                     None => Engine::new(settings),
@@ -258,7 +261,7 @@ impl WorkerProcess {
         }
         let config = &self.options.config;
         let agent = agent_spans::identity((&config.namespace, &config.name, &config.uid), &config.spec.model);
-        LoopSpans::start(&self.gateway, agent, open, &restored.untold)
+        LoopSpans::start(&self.gateway, agent, open, &restored.unlogged_lines)
     }
 
     /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has

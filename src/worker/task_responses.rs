@@ -27,7 +27,7 @@ const MAX_REFUSAL: Duration = Duration::from_mins(10);
 const MAX_FAILURES: u32 = 100;
 const MAX_FAILURE: Duration = Duration::from_hours(24);
 /// How long the end of the loop waits for the responses that are left.
-const LAST_RESPONSES: Duration = Duration::from_secs(5);
+const SHUTDOWN_RESPONSES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Responses that wait, from which on no further task is accepted.
 const MAX_WAITING: usize = 1_000;
 /// Failed attempts after which a log line says so.
@@ -98,10 +98,10 @@ impl ResponseDelivery {
         Ok(())
     }
 
-    /// Sends the responses that are left, for at most [`LAST_RESPONSES`] and no longer than `left`. The rest stays in the
+    /// Sends the responses that are left, for at most [`SHUTDOWN_RESPONSES_TIMEOUT`] and no longer than `left`. The rest stays in the
     /// journal for the next start.
     pub async fn finish(&mut self, left: Duration, steps: &mut JournaledEngine<'_>) -> Result<(), JournalError> {
-        let deadline = Instant::now() + LAST_RESPONSES.min(left);
+        let deadline = Instant::now() + SHUTDOWN_RESPONSES_TIMEOUT.min(left);
         while self.sending.is_some() {
             let Ok(seq) = timeout_at(deadline, self.next()).await else {
                 break;
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_is_wrong_is_given_up_after_ten_minutes_and_any_other_refused_one_after_a_day() {
+    fn an_invalid_response_is_dropped_after_ten_minutes_and_any_other_refused_one_after_a_day() {
         let start = Instant::now();
         let minutes = |count: u64| start + Duration::from_mins(count);
         let refused = |status: u16, most: u32, last: Instant| {

@@ -13,14 +13,14 @@ use crate::engine::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolSpec};
 
 /// Longest wait for the tools before a loop's first turn. A starting node brings up tool servers and agents together,
 /// and a model without tools concludes that it has nothing to do.
-const FIRST_PATIENCE: Duration = Duration::from_mins(1);
+const FIRST_TOOLS_TIMEOUT: Duration = Duration::from_mins(1);
 /// The same for a loop that resumes. It knows its earlier tools, and its prompt names the servers that have not
 /// answered.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TOOLS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest wait for the sources of tools of a loop that has begun this many turns.
-pub(super) const fn patience(turns: i64) -> Duration {
-    if turns == 0 { FIRST_PATIENCE } else { PATIENCE }
+pub(super) const fn tools_timeout(turns: i64) -> Duration {
+    if turns == 0 { FIRST_TOOLS_TIMEOUT } else { TOOLS_TIMEOUT }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -62,17 +62,17 @@ pub trait ToolSource: Send + Sync {
     fn run(&self, run: ToolRun, limit: Duration) -> BoxFuture<'static, FinishedToolRun>;
 }
 
-/// Waits at most `patience` for the sources of tools. Returns false if the process is to end.
+/// Waits at most `tools_timeout` for the sources of tools. Returns false if the process is to end.
 pub(super) async fn wait_for_tools(
     tools: Option<Arc<dyn ToolSource>>,
-    patience: Duration,
+    tools_timeout: Duration,
     terminate: &CancellationToken,
 ) -> bool {
     let Some(tools) = tools else {
         return true;
     };
     tokio::select! {
-        met = timeout(patience, tools.complete()) => {
+        met = timeout(tools_timeout, tools.complete()) => {
             if met.is_err() {
                 tracing::warn!("starting the loop without all tools: a source has not answered yet");
             }
@@ -115,8 +115,13 @@ mod tests {
     /// How long a loop that has begun this many turns waits for a source that takes this long.
     async fn waits(turns: i64, takes: Duration) -> Duration {
         let begun = Instant::now();
-        let goes_on = wait_for_tools(Some(Arc::new(Late(takes))), patience(turns), &CancellationToken::new()).await;
-        assert!(goes_on);
+        let is_waiting_over = wait_for_tools(
+            Some(Arc::new(Late(takes))),
+            tools_timeout(turns),
+            &CancellationToken::new(),
+        )
+        .await;
+        assert!(is_waiting_over);
         begun.elapsed()
     }
 
@@ -140,8 +145,8 @@ mod tests {
         let ends = CancellationToken::new();
         ends.cancel();
         let begun = Instant::now();
-        assert!(!wait_for_tools(Some(Arc::new(Late(FIRST_PATIENCE))), FIRST_PATIENCE, &ends).await);
-        assert!(wait_for_tools(None, FIRST_PATIENCE, &CancellationToken::new()).await);
+        assert!(!wait_for_tools(Some(Arc::new(Late(FIRST_TOOLS_TIMEOUT))), FIRST_TOOLS_TIMEOUT, &ends).await);
+        assert!(wait_for_tools(None, FIRST_TOOLS_TIMEOUT, &CancellationToken::new()).await);
         assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 }

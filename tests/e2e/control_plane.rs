@@ -14,10 +14,10 @@ use super::node;
 use crate::support::clusters;
 
 /// How long the API server is unavailable, in seconds.
-const AWAY: f64 = 30.0;
+const OUTAGE_SECONDS: f64 = 30.0;
 
 #[test]
-fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
+fn loops_continue_during_an_api_server_outage_and_the_status_is_updated_afterwards() {
     let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
         return;
     };
@@ -36,7 +36,7 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
         |lines| {
             lines
                 .iter()
-                .any(|line| line.event == "begin" && line.at > start + AWAY)
+                .any(|line| line.event == "begin" && line.at > start + OUTAGE_SECONDS)
                 .then_some(())
         },
     );
@@ -66,7 +66,7 @@ fn loops_go_on_while_the_api_server_is_away_and_status_catches_up() {
 }
 
 #[test]
-fn a_controller_killed_at_any_moment_stops_no_loop_and_leaves_status_right() {
+fn a_controller_killed_at_any_moment_stops_no_loop_and_keeps_the_status_correct() {
     let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
         return;
     };

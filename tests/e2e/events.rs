@@ -11,7 +11,7 @@ use super::node;
 const CANARY: &str = "canary-answer-2f6b";
 
 #[test]
-fn who_may_view_reads_each_event_once_over_a_port_forward_and_who_may_not_gets_403() {
+fn viewers_read_each_event_once_over_a_port_forward_and_others_receive_403() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "events");
     let kubectl = &namespace.kubectl;

@@ -33,7 +33,7 @@ fn patterns(name: &str) -> Value {
 }
 
 #[test]
-fn alias_and_pattern_bombs_are_conditions_of_their_own_objects_and_cost_no_other_tenant_anything() {
+fn alias_and_pattern_bombs_affect_only_the_conditions_of_their_own_objects() {
     let Some(cluster) = alone() else { return };
     let (mine, theirs) = (
         Namespace::new(&cluster.system, "bombs"),

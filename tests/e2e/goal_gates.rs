@@ -58,7 +58,7 @@ fn deny(agent: &Agent<'_>, paused: &Value) {
 }
 
 #[test]
-fn a_goal_goes_through_a_retry_a_low_confidence_a_denied_call_and_repeated_steps_to_its_escalation() {
+fn a_goal_with_a_retry_a_low_confidence_a_denied_call_and_repeated_steps_escalates() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "goal-gates");
     let story = story();

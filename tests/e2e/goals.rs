@@ -105,7 +105,7 @@ fn an_agent_makes_a_test_suite_pass_in_its_toolbox_although_its_worker_is_killed
 }
 
 #[test]
-fn a_goal_that_is_not_reached_leaves_a_stalled_agent_that_says_what_is_missing_and_can_start_again() {
+fn an_unreached_goal_leaves_a_stalled_agent_that_reports_what_is_missing_and_can_restart() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "goal-missed");
     namespace

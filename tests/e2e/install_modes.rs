@@ -115,7 +115,7 @@ fn is_tested_upgraded_and_rolled_back(team: &Namespace, values: &[&str]) {
     agent.until_turns(3, 60);
     let first = cluster::leader(kubectl);
     let before = log_filter(&first);
-    let goes_on = |what: &str| {
+    let assert_progress = |what: &str| {
         agent.until_turns(turns(&agent) + 10, 60);
         agent.until_condition("Ready", "True", "LoopRunning", 60);
         assert_eq!(uid(&agent.until_pod(None, 30)), uid(&pod), "{what} restarted a loop");
@@ -125,12 +125,12 @@ fn is_tested_upgraded_and_rolled_back(team: &Namespace, values: &[&str]) {
     let second = cluster::leader(kubectl);
     assert_ne!(uid(&first), uid(&second), "the upgrade replaced the controller");
     assert_eq!(log_filter(&second).as_deref(), Some("debug"));
-    goes_on("the upgrade");
+    assert_progress("the upgrade");
     kubectl.helm(&["rollback", RELEASE, "--wait", "--timeout", "120s"]);
     let third = cluster::leader(kubectl);
     assert_ne!(uid(&second), uid(&third), "the rollback replaced the controller");
     assert_eq!(log_filter(&third), before);
-    goes_on("the rollback");
+    assert_progress("the rollback");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::cluster::SYSTEM;
 use crate::support::kubectl::Kubectl;
 
 /// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
 /// Longest wait for the receipt of a request: the controller itself waits less.
 const RECEIPT: Duration = Duration::from_secs(15);
 const SERVICE: &str = "agentloop-link";
@@ -58,7 +58,7 @@ impl LinkUser {
     pub async fn events(&self, agent: &Agent<'_>, query: &str) -> Response {
         let url = format!("{}/events?{query}", self.url(agent));
         let request = self.client.get(url).bearer_auth(&self.token);
-        timeout(PATIENCE, request.send()).await.unwrap().unwrap()
+        timeout(WAIT_TIMEOUT, request.send()).await.unwrap().unwrap()
     }
 
     /// The events after one up to the first for which `is_last` holds.
@@ -69,7 +69,7 @@ impl LinkUser {
         query: &str,
         mut is_last: impl FnMut(&Value) -> bool,
     ) -> Vec<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         let mut events = Vec::new();
         loop {
             assert!(Instant::now() < deadline, "{} events came", events.len());
@@ -80,7 +80,7 @@ impl LinkUser {
                 continue;
             }
             let mut stream = Box::pin(SseStream::from_bytes_stream(response.bytes_stream()));
-            while let Ok(Some(Ok(event))) = timeout(PATIENCE, stream.next()).await {
+            while let Ok(Some(Ok(event))) = timeout(WAIT_TIMEOUT, stream.next()).await {
                 let Some(id) = event.id else { continue };
                 after = id.parse().unwrap();
                 let event: Value = serde_json::from_str(&event.data.unwrap()).unwrap();

@@ -102,7 +102,7 @@ fn a_real_models_tokens_are_counted_exactly_in_both_wire_formats_streamed_and_wh
 }
 
 #[test]
-fn after_gateway_kills_each_missing_token_belongs_to_a_call_that_is_called_unknown() {
+fn after_gateway_kills_each_missing_token_belongs_to_a_call_of_unknown_usage() {
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
         return;
     };

@@ -157,7 +157,7 @@ fn listens(pod: &Value) -> bool {
 }
 
 #[test]
-fn a_token_of_the_api_server_opens_the_page_with_the_agents_that_its_user_may_get() {
+fn a_token_of_the_api_server_opens_the_page_with_the_agents_its_user_may_read() {
     let Some(cluster) = shared() else { return };
     let [seen, hidden] = ["page", "page-hidden"].map(|name| Namespace::new(&cluster.system, name));
     sleeper(&seen, "canary-seen");
@@ -188,7 +188,7 @@ fn a_token_of_the_api_server_opens_the_page_with_the_agents_that_its_user_may_ge
 }
 
 #[test]
-fn only_the_leader_serves_the_page_and_the_next_one_asks_to_sign_in_again() {
+fn only_the_leader_serves_the_page_and_the_next_leader_requires_a_new_sign_in() {
     let Some(cluster) = alone() else { return };
     let system = &cluster.system;
     let namespace = Namespace::new(system, "page-leader");

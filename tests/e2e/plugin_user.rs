@@ -13,7 +13,7 @@ use crate::support::clusters;
 use crate::support::kubectl::{Ended, Kubectl};
 
 /// Longest wait until roles are aggregated and known to the API server.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A service account of a namespace, with its token in a kubeconfig.
 pub struct PluginUser {
@@ -80,7 +80,7 @@ impl PluginUser {
 
     /// Repeats a command until it succeeds: its user has new roles, and the pod may not answer yet. Its standard output.
     pub fn until_ok(&self, args: &[&str]) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let ended = self.run(args);
             if ended.success {

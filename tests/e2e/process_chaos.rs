@@ -82,7 +82,7 @@ fn no_action_is_doubled_and_nothing_is_lost_while_every_process_is_killed_at_ran
     );
     // A tick that was missed is made up for before the Sensor goes.
     for agent in &agents {
-        go_on(agent, 2);
+        wait_for_progress(agent, 2);
     }
     kubectl.ok(&["delete", "sensors.agentloop.dev/minutes"]);
     let found: Vec<_> = agents.iter().map(JournalFindings::after).collect();
@@ -160,7 +160,7 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 4
 }
 
 /// Waits for more turns, longer than any wait after a crash takes.
-fn go_on(agent: &Agent<'_>, turns: i64) {
+fn wait_for_progress(agent: &Agent<'_>, turns: i64) {
     let now = agent.object()["status"]["usage"]["turns"].as_i64().unwrap_or_default();
     agent.until_turns(now + turns, 400);
 }
@@ -203,7 +203,7 @@ struct JournalFindings {
 impl JournalFindings {
     /// Lets the loop continue for a while, stops it, and reads its journal.
     fn after(agent: &Agent<'_>) -> Self {
-        go_on(agent, 2);
+        wait_for_progress(agent, 2);
         agent.stop(120);
         let usage = agent.object()["status"]["usage"].clone();
         let connection = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();

@@ -176,7 +176,7 @@ fn ask_and_end(namespace: &Namespace) {
 }
 
 #[test]
-fn promtool_finds_nothing_wrong_with_the_metrics_page() {
+fn promtool_reports_no_problems_of_the_metrics_page() {
     let Some(cluster) = shared() else { return };
     let page = cluster::metrics(&cluster.system);
     let mut promtool = Command::new("promtool")

@@ -12,7 +12,7 @@ use crate::tools::python::{self, Edition, McpServer};
 const OUTAGE: f64 = 90.0;
 
 #[test]
-fn an_outage_of_90_s_in_mid_turn_pauses_the_turn_and_repeats_neither_its_answered_call_nor_its_tool_run() {
+fn an_outage_of_90_s_during_a_turn_pauses_it_and_repeats_no_answered_call_and_no_tool_run() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty().filter(|_| python::is_there())) else {
         return;
     };

@@ -167,7 +167,7 @@ fn judge(response: &Value) -> i64 {
 }
 
 #[test]
-fn tasks_of_a_real_model_are_answered_in_their_form_or_say_which_limit_ended_them() {
+fn tasks_of_a_real_model_return_the_required_form_or_report_the_limit_that_ended_them() {
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
         return;
     };

@@ -20,7 +20,7 @@ const CANARIES: &[&str] = &[
 ];
 
 #[test]
-fn no_key_prompt_or_answer_shows_in_describe_events_logs_metrics_the_plugin_or_a_report() {
+fn no_key_prompt_or_answer_appears_in_describe_events_logs_metrics_plugin_or_report() {
     let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
         return;
     };
@@ -84,7 +84,7 @@ const GOAL_CANARIES: &[&str] = &[
 ];
 
 #[test]
-fn no_goal_result_output_of_a_check_or_reason_of_a_judge_shows_outside_of_the_spec() {
+fn no_goal_result_check_output_or_judge_reason_appears_outside_the_spec() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "canary-goal");
     let read = json!({"name": "toolbox__read_file", "arguments": {"path": "canary-missing-text"}});

@@ -72,7 +72,7 @@ END;
 ";
 
 #[test]
-fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_part_is_killed_and_frozen() {
+fn each_of_ten_thousand_webhooks_takes_effect_once_per_agent_under_kills_and_freezes() {
     let Some(cluster) = alone() else { return };
     let seconds = setting("AGENTLOOP_E2E_CHAOS_SECONDS").unwrap_or(30);
     let _short = ShortLeaseGuard::start(&cluster.system, LEASE.0, LEASE.1);
@@ -90,8 +90,8 @@ fn each_of_ten_thousand_webhooks_takes_effect_once_in_each_agent_while_every_par
             scope.spawn(move || send(sender, lane, long))
         };
         let lanes: Vec<_> = (0..LANES).map(start).collect();
-        let goes_on = || !lanes.iter().all(ScopedJoinHandle::is_finished);
-        let faults = inject_faults(&cluster.system, kubectl, &agents, goes_on);
+        let is_sending = || !lanes.iter().all(ScopedJoinHandle::is_finished);
+        let faults = inject_faults(&cluster.system, kubectl, &agents, is_sending);
         let sent = lanes.into_iter().flat_map(|lane| lane.join().unwrap());
         (sent.collect::<BTreeMap<_, _>>(), faults)
     });
@@ -244,14 +244,14 @@ fn inject_faults(
     system: &Kubectl,
     kubectl: &Kubectl,
     agents: &[Agent<'_>],
-    goes_on: impl Fn() -> bool,
+    is_sending: impl Fn() -> bool,
 ) -> InjectedFaults {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
     eprintln!("the blows of this run have the seed {seed}");
     let mut random = Random::new(seed);
     let (mut faults, mut deck, mut frozen) = (InjectedFaults::default(), Vec::new(), Vec::new());
-    while goes_on() {
+    while is_sending() {
         if deck.is_empty() {
             deck = DECK.to_vec();
         }

@@ -22,7 +22,7 @@ pub const POD: &str = "orders-sensor-0";
 pub const KEY: &str = "only-to-try-it-out";
 
 /// Longest time that a sender waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Who sends to the Service of a Sensor, by way of the API server.
 pub struct Sender {
@@ -57,7 +57,7 @@ impl Sender {
              X-Hub-Signature-256: {tag}\r\nX-GitHub-Delivery: {id}\r\n"
         );
         let connection = TcpStream::connect(address).expect("kubectl proxy listens");
-        connection.set_read_timeout(Some(PATIENCE)).expect("a time above 0");
+        connection.set_read_timeout(Some(WAIT_TIMEOUT)).expect("a time above 0");
         let answer = http::try_exchange(connection, &head, body);
         answer.map(|(status, _)| status).ok()
     }
@@ -103,7 +103,7 @@ fn updates(agent: &Agent<'_>) -> i64 {
 }
 
 #[test]
-fn a_signed_webhook_changes_the_hot_state_and_wakes_the_loop_and_its_key_stays_in_the_pod_of_the_sensor() {
+fn a_signed_webhook_updates_the_hot_state_and_wakes_the_loop_and_its_key_stays_in_the_sensor_pod() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "webhook");
     let kubectl = &namespace.kubectl;

@@ -84,7 +84,7 @@ fn measured(agent: &Agent<'_>, system: &crate::support::kubectl::Kubectl) -> Opt
 }
 
 /// The status that includes the calls made so far: the loop's own turns continued meanwhile.
-fn told(agent: &Agent<'_>, extra: i64) -> Value {
+fn status_with_calls(agent: &Agent<'_>, extra: i64) -> Value {
     let before = turns(&agent.object());
     agent.until("a status that tells of the calls", 90, |agent| {
         let more = status_used(agent).calls - turns(agent);
@@ -101,7 +101,7 @@ fn a_repeated_request_raises_a_warning_and_the_loop_continues() {
     for _ in 0..4 {
         tampered.answered(AGAIN);
     }
-    let near_miss = told(&agent, 4);
+    let near_miss = status_with_calls(&agent, 4);
     assert!(
         !is_detected(&near_miss),
         "four can be retries: {:#}",
@@ -176,7 +176,7 @@ fn a_repeated_request_is_blocked_in_mode_enforce_until_resume() {
         tampered.answered(AGAIN);
     }
     assert!(
-        !is_detected(&told(&agent, 9)),
+        !is_detected(&status_with_calls(&agent, 9)),
         "what was before the request counts no more"
     );
     tampered.answered(AGAIN);

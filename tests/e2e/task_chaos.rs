@@ -40,7 +40,7 @@ const OPEN: usize = 12;
 /// Time between two kills.
 const RHYTHM: Duration = Duration::from_secs(5);
 /// Longest time of one task until it is accepted, and of all until they are answered.
-const PATIENCE: Duration = Duration::from_mins(5);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(5);
 /// Each request of this number is refused once by the receiver.
 const REFUSES_EACH: usize = 40;
 
@@ -73,10 +73,10 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
     until_listening(kubectl);
 
     let begun = Instant::now();
-    let (sent, faults) = post(&cluster.system, &agent, &receiver, (count, OPEN), |goes_on| {
-        kill_parts(&cluster.system, kubectl, &agent, goes_on)
+    let (sent, faults) = post(&cluster.system, &agent, &receiver, (count, OPEN), |is_sending| {
+        kill_parts(&cluster.system, kubectl, &agent, is_sending)
     });
-    let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
+    let accepted = receiver.until_accepted(count, WAIT_TIMEOUT.as_secs());
     let took = begun.elapsed();
     say_kills(&faults, &sent);
     say_rate("task_chaos", count, took);
@@ -97,7 +97,7 @@ fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_k
 }
 
 #[test]
-fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_disturbs() {
+fn tasks_of_three_clients_are_answered_by_one_agent_and_one_leader_without_faults() {
     let Some(cluster) = alone() else { return };
     // The rate with several open; the time until the first call with one, for which no other task has to end first.
     for (run, count, open) in [("task_rate", UNDISTURBED[0], OPEN), ("task_single", UNDISTURBED[1], 1)] {
@@ -108,7 +108,7 @@ fn tasks_of_three_clients_go_through_one_agent_and_one_leader_that_nothing_distu
         until_listening(&namespace.kubectl);
         let begun = Instant::now();
         let (sent, ()) = post(&cluster.system, &agent, &receiver, (count, open), |_| ());
-        let accepted = receiver.until_accepted(count, PATIENCE.as_secs());
+        let accepted = receiver.until_accepted(count, WAIT_TIMEOUT.as_secs());
         say_rate(run, count, begun.elapsed());
         agent.stop(120);
         let found = JournalFindings::after(&agent);
@@ -203,13 +203,13 @@ impl TaskClient {
     ) -> Vec<(String, Sent)> {
         let post = |(turn, number): (usize, usize)| {
             let before = posted.fetch_add(1, Ordering::SeqCst);
-            let has_room = receiver.wait_for((before + 1).saturating_sub(open), PATIENCE);
-            assert!(has_room, "no response within {PATIENCE:?}");
+            let has_room = receiver.wait_for((before + 1).saturating_sub(open), WAIT_TIMEOUT);
+            assert!(has_room, "no response within {WAIT_TIMEOUT:?}");
             // Names sort in the order in which they are posted.
             let (name, way) = (format!("{}-{number:06}", self.name), self.ways[turn % self.ways.len()]);
             let tries = match way {
                 TaskChannel::Webhook => self.post_webhook(&name),
-                TaskChannel::Request => block_on(self.user.until_accepted(agent, &name, &name, PATIENCE)).1,
+                TaskChannel::Request => block_on(self.user.until_accepted(agent, &name, &name, WAIT_TIMEOUT)).1,
             };
             (name, Sent { way, tries })
         };
@@ -218,7 +218,7 @@ impl TaskClient {
 
     /// Sends a webhook until it is taken; how often.
     fn post_webhook(&self, name: &str) -> usize {
-        let (deadline, body) = (Instant::now() + PATIENCE, json!({"task": name}).to_string());
+        let (deadline, body) = (Instant::now() + WAIT_TIMEOUT, json!({"task": name}).to_string());
         for tries in 1.. {
             let status = self.sender.post(KEY, name, &body);
             match status {
@@ -234,13 +234,13 @@ impl TaskClient {
 }
 
 /// Kills one part after the other, in an order that is drawn again each time.
-fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, goes_on: impl Fn() -> bool) -> InjectedFaults {
+fn kill_parts(system: &Kubectl, kubectl: &Kubectl, agent: &Agent<'_>, is_sending: impl Fn() -> bool) -> InjectedFaults {
     let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let seed = setting("AGENTLOOP_E2E_CHAOS_SEED").unwrap_or_else(now);
     eprintln!("the kills of this run have the seed {seed}");
     let mut random = Random::new(seed);
     let (mut faults, mut deck) = (InjectedFaults::default(), Vec::new());
-    while goes_on() {
+    while is_sending() {
         // The rhythm of the kills is the test's own: nothing is waited for.
         std::thread::park_timeout(RHYTHM);
         if deck.is_empty() {

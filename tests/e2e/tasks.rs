@@ -88,7 +88,7 @@ fn the_example_of_a_request_answers_in_its_form() {
 }
 
 #[test]
-fn an_agent_that_sleeps_answers_a_request_once_and_goes_on_sleeping() {
+fn a_sleeping_agent_answers_a_request_once_and_continues_its_sleep() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "request");
     let kubectl = &namespace.kubectl;
@@ -129,7 +129,7 @@ fn an_agent_that_sleeps_answers_a_request_once_and_goes_on_sleeping() {
 }
 
 #[test]
-fn an_agent_without_tasks_gives_its_pod_back_and_the_next_webhook_and_the_next_request_start_it_again() {
+fn an_agent_without_tasks_scales_to_zero_and_a_webhook_or_request_scales_it_up() {
     let Some(cluster) = shared() else { return };
     let receiver = ResponseReceiver::start(0);
     let namespace = Namespace::new(&cluster.system, "scale-to-zero");

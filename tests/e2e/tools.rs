@@ -83,7 +83,7 @@ fn locally(server: &McpServer) -> (String, i64) {
 }
 
 #[test]
-fn tools_of_a_server_run_in_local_mode_as_the_script_says() {
+fn local_mode_runs_the_tools_of_a_server_as_scripted() {
     if !python::is_there() {
         return;
     }
@@ -93,7 +93,7 @@ fn tools_of_a_server_run_in_local_mode_as_the_script_says() {
 }
 
 #[test]
-fn the_same_script_takes_the_same_actions_on_the_node_and_in_local_mode() {
+fn the_same_script_performs_the_same_actions_on_the_node_and_in_local_mode() {
     let Some(cluster) = shared().filter(|_| python::is_there()) else {
         return;
     };

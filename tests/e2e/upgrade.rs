@@ -176,7 +176,7 @@ impl<'a> UpgradeAgents<'a> {
     }
 
     /// Waits until each has done something more, and all are well.
-    fn go_on(&self) {
+    fn wait_for_progress(&self) {
         let answered = self.receiver.accepted().len();
         for agent in [&self.turning, &self.moved] {
             agent.until_turns(turns(agent) + 10, 60);
@@ -349,13 +349,13 @@ fn an_upgrade_from_an_older_version_and_its_rollback_restart_no_loop_and_lose_an
         let ends = &ends;
         let tasks = scope.spawn(move || post_tasks(&sender, ends));
         let ending = StopOnDrop(ends);
-        crew.go_on();
+        crew.wait_for_progress();
         let before = crew.pods();
 
         let begun = Instant::now();
         present.apply(system);
         figure("upgrade_seconds", begun.elapsed().as_secs(), "s");
-        crew.go_on();
+        crew.wait_for_progress();
         assert_eq!(
             crew.pods(),
             before,
@@ -363,16 +363,16 @@ fn an_upgrade_from_an_older_version_and_its_rollback_restart_no_loop_and_lose_an
         );
         crew.approve();
         crew.until_sensor_pod(&present.image);
-        crew.go_on();
+        crew.wait_for_progress();
         crew.replace(&crew.moved, &present.image);
-        crew.go_on();
+        crew.wait_for_progress();
         let before = crew.pods();
 
         let begun = Instant::now();
         system.helm(&["rollback", RELEASE, "--wait", "--timeout", "120s"]);
         figure("rollback_seconds", begun.elapsed().as_secs(), "s");
         previous.is_there(system);
-        crew.go_on();
+        crew.wait_for_progress();
         assert_eq!(
             crew.pods(),
             before,
@@ -380,10 +380,10 @@ fn an_upgrade_from_an_older_version_and_its_rollback_restart_no_loop_and_lose_an
         );
         // Unless its store was migrated, which would be a reason to say so in the changelog.
         crew.until_sensor_pod(&previous.image);
-        crew.go_on();
+        crew.wait_for_progress();
 
         present.apply(system);
-        crew.go_on();
+        crew.wait_for_progress();
         assert_eq!(
             crew.pods(),
             before,

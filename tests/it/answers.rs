@@ -244,7 +244,7 @@ async fn an_answer_is_confirmed_once_it_is_on_the_agent_with_the_user_of_the_tok
 }
 
 #[tokio::test]
-async fn the_verb_is_asked_for_the_very_agent_and_the_whole_user() {
+async fn the_access_review_names_the_exact_agent_and_all_attributes_of_the_user() {
     let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
     harness.answers("person ann", "g", "Approve", "aa").await;
     let want = json!({
@@ -315,7 +315,7 @@ async fn the_verb_is_asked_for_the_very_agent_and_the_whole_user() {
     "gate h is not open; open gates: g, e1-t1c1r2"
 )]
 #[tokio::test]
-async fn who_may_not_answer_or_answers_nothing_is_refused_in_words(
+async fn an_unauthorized_or_malformed_answer_is_refused_with_a_message(
     #[case] token: Option<&str>,
     #[case] path: &str,
     #[case] status: u16,
@@ -378,7 +378,7 @@ async fn an_answer_about_other_arguments_is_refused() {
 }
 
 #[tokio::test]
-async fn without_an_open_gate_the_refusal_says_that_there_is_none() {
+async fn an_answer_without_an_open_gate_is_refused_with_that_reason() {
     let harness = AnswerHarness::start(&[]).await;
     let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
     assert_eq!((status, refusal["code"].as_str()), (404, Some("NotFound")));
@@ -447,7 +447,7 @@ async fn answers_to_twenty_gates_at_once_are_all_recorded() {
 }
 
 #[tokio::test]
-async fn an_answer_survives_nine_other_writes_and_after_a_tenth_the_client_is_told_to_retry() {
+async fn an_answer_survives_nine_conflicting_writes_and_after_a_tenth_the_client_must_retry() {
     let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
     harness.interferences.store(10, Ordering::SeqCst);
     let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;
@@ -462,7 +462,7 @@ async fn an_answer_survives_nine_other_writes_and_after_a_tenth_the_client_is_to
 }
 
 #[tokio::test]
-async fn nothing_is_confirmed_while_the_api_server_is_away_or_another_replica_leads() {
+async fn nothing_is_confirmed_while_the_api_server_is_unavailable_or_another_replica_leads() {
     let harness = AnswerHarness::start(&[gate("g", "aa")]).await;
     harness.server.set_closed(AGENTS, true);
     let (status, refusal) = harness.answers("person ann", "g", "Approve", "aa").await;

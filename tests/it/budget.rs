@@ -370,7 +370,7 @@ async fn an_agents_own_limits_are_kept_in_its_status_and_count_across_leaders() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_references_and_deleted_budgets_decide_who_draws_on_what() {
+async fn labels_references_and_deleted_budgets_decide_which_agents_draw_on_a_budget() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };
@@ -505,7 +505,7 @@ async fn what_a_lost_gateway_held_is_spent_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lowered_limit_recalls_and_a_raised_one_calls_who_was_refused() {
+async fn a_lowered_limit_recalls_leases_and_a_raised_one_notifies_the_refused_agent() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };
@@ -673,7 +673,7 @@ async fn a_lease_is_answered_within_a_second_with_and_without_a_write() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_a_policy_refuses_is_said_and_written_once_it_may_be() {
+async fn a_record_refused_by_a_policy_is_reported_and_written_once_allowed() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };

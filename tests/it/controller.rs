@@ -17,7 +17,7 @@ fn usage(calls: i64) -> LoopUsage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn from_creation_to_running_takes_four_writes() {
+async fn an_agent_is_running_after_four_writes() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("earlier", &json!({})).await;
     harness.server.take_calls();
@@ -167,7 +167,7 @@ async fn twenty_idle_agents_cost_no_request_but_the_renewal_of_watches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_controller_writes_nothing_and_keeps_what_status_says() {
+async fn a_restarted_controller_writes_nothing_and_keeps_the_status() {
     let mut harness = ControllerHarness::start().await;
     for n in 0..5 {
         harness.bring_up(&format!("agent-{n}"), &json!({})).await;
@@ -232,7 +232,7 @@ async fn a_missing_secret_is_named_and_heals_by_itself_when_it_appears() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_light_models_key_and_script_are_looked_for_and_reach_the_gateway_alone() {
+async fn a_light_models_key_and_script_are_required_and_reach_the_gateway_alone() {
     let harness = ControllerHarness::start().await;
     let light = json!({ "api": "OpenAIChat", "name": "small", "baseURL": "http://small/v1",
         "apiKeySecretRef": { "name": "provider", "key": "token" } });
@@ -282,7 +282,7 @@ fn accepted(harness: &ControllerHarness, name: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pre_check_without_a_light_model_is_accepted_and_said_to_have_no_effect() {
+async fn a_pre_check_without_a_light_model_is_accepted_and_reported_as_ineffective() {
     let harness = ControllerHarness::start().await;
     let asked =
         json!({ "continuous": { "preCheck": {} }, "hotState": { "fields": [{ "name": "n", "type": "Number" }] } });
@@ -387,7 +387,7 @@ async fn a_missing_or_odd_secret_of_headers_is_named_and_heals_when_it_is_right(
 }
 
 #[tokio::test(start_paused = true)]
-async fn mistakes_in_references_have_their_own_words() {
+async fn each_invalid_reference_has_its_own_message() {
     let harness = ControllerHarness::start().await;
     harness.apply(
         "no-key",
@@ -566,7 +566,7 @@ async fn skills_are_mounted_together_once_all_of_them_are_there_and_not_too_larg
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspend_tells_the_loop_first_then_ends_the_pod_and_keeps_ready() {
+async fn a_suspension_notifies_the_loop_then_deletes_the_pod_and_keeps_ready() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.pass(20).await;
@@ -622,7 +622,7 @@ async fn a_suspended_pod_that_does_not_answer_is_ended_after_three_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
+async fn a_new_spec_is_applied_when_the_loop_is_idle_unless_the_update_strategy_differs() {
     let harness = ControllerHarness::start().await;
     for (name, strategy) in [("idle", "WhenIdle"), ("now", "Immediate"), ("never", "OnDelete")] {
         harness
@@ -648,7 +648,7 @@ async fn a_new_spec_waits_for_an_idle_loop_unless_told_otherwise() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_controller_version_replaces_only_pods_that_ask_for_it() {
+async fn a_new_controller_version_replaces_only_pods_with_the_immediate_strategy() {
     let mut harness = ControllerHarness::start().await;
     harness.bring_up("idle", &json!({})).await;
     harness
@@ -732,7 +732,7 @@ async fn a_loop_that_ended_itself_rests_until_a_new_request_or_spec() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_loop_that_was_ended_starts_again_for_a_wake_request_or_a_new_spec_and_has_nothing_to_resume() {
+async fn a_loop_ended_by_idleness_restarts_on_a_wake_request_or_new_spec_and_cannot_be_resumed() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     let idle = || LoopReport {
@@ -892,7 +892,7 @@ async fn no_second_pod_is_made_while_the_first_is_ending() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_away() {
+async fn a_pod_on_an_unresponsive_node_is_left_to_a_person_and_on_a_deleted_node_force_deleted() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     let node = |ready: &str| {
@@ -926,7 +926,7 @@ async fn a_pod_on_a_silent_node_is_left_to_a_person_and_on_a_gone_node_forced_aw
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_without_a_volume_on_a_silent_node_is_forced_away_once_it_can_act_no_more() {
+async fn a_pod_without_a_volume_on_an_unresponsive_node_is_force_deleted_once_it_cannot_act() {
     let harness = ControllerHarness::start().await;
     let tools = json!({"servers": [{"name": "hub", "url": "http://hub/mcp",
         "tools": [{"name": "build", "timeoutSeconds": 600}]}]});
@@ -948,7 +948,7 @@ async fn a_pod_without_a_volume_on_a_silent_node_is_forced_away_once_it_can_act_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
+async fn an_evicted_pod_is_replaced_with_backoff() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     let mut made = Vec::new();
@@ -970,7 +970,7 @@ async fn an_evicted_pod_is_replaced_and_again_and_again_ever_more_slowly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_away_for_thirty_seconds_is_waited_for_and_nothing_is_lost() {
+async fn an_api_server_outage_of_thirty_seconds_loses_nothing() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.pass(20).await;
@@ -1051,7 +1051,7 @@ async fn flapping_conditions_are_written_every_five_seconds_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() {
+async fn a_pod_without_contact_is_reported_after_sixty_seconds_and_cleared_at_its_next_report() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.pass(55).await;
@@ -1068,7 +1068,7 @@ async fn a_silent_pod_is_named_after_sixty_seconds_and_cleared_when_it_speaks() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_pod_said_last_outlives_it_though_nobody_had_written_it() {
+async fn the_last_unwritten_report_of_a_pod_outlives_it() {
     let harness = ControllerHarness::start().await;
     harness
         .bring_up("coast", &json!({ "storage": { "ephemeral": true } }))
@@ -1090,7 +1090,7 @@ async fn what_a_pod_said_last_outlives_it_though_nobody_had_written_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_word_of_a_pod_counts_though_the_pod_is_gone_before_anybody_looked() {
+async fn the_last_report_of_a_pod_counts_even_if_the_pod_is_gone_before_it_is_processed() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.apply("coast", &json!({ "suspend": true }));
@@ -1107,7 +1107,7 @@ async fn the_last_word_of_a_pod_counts_though_the_pod_is_gone_before_anybody_loo
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_word_of_a_pod_is_not_that_of_a_later_agent_of_its_name() {
+async fn the_last_report_of_a_pod_is_not_assigned_to_a_later_agent_of_the_same_name() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.report("coast", in_state(LoopState::Running), usage(7));
@@ -1119,7 +1119,7 @@ async fn the_last_word_of_a_pod_is_not_that_of_a_later_agent_of_its_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn transitions_are_told_once_and_never_quote_a_prompt() {
+async fn each_transition_causes_one_event_and_no_event_contains_a_prompt() {
     let harness = ControllerHarness::start().await;
     harness.apply(
         "coast",
@@ -1166,7 +1166,7 @@ async fn transitions_are_told_once_and_never_quote_a_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_says_what_is_true_now_though_its_reason_was_told_minutes_ago() {
+async fn an_event_has_the_current_message_even_if_its_reason_was_published_minutes_ago() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     let mut paused = held_back();
@@ -1250,7 +1250,7 @@ async fn one_namespace_is_served_without_looking_at_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_unreadable_object_stops_nobody_else_and_says_so() {
+async fn an_unparseable_object_is_reported_and_does_not_affect_others() {
     let harness = ControllerHarness::start().await;
     harness.apply("odd", &json!({ "mode": "FromTheFuture" }));
     harness.bring_up("coast", &json!({})).await;

@@ -150,7 +150,7 @@ fn kubeconfig(address: SocketAddr) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn a_real_collector_gets_reconciles_metrics_and_lines_of_the_controller() {
+async fn a_real_collector_receives_reconciles_metrics_and_log_lines_of_the_controller() {
     if !clusters::has("otelcol") {
         return;
     }
@@ -258,7 +258,7 @@ async fn a_real_collector_gets_reconciles_metrics_and_lines_of_the_controller() 
 }
 
 #[tokio::test]
-async fn with_a_collector_that_is_away_the_controller_works_and_counts_what_is_lost() {
+async fn the_controller_works_without_its_collector_and_counts_lost_telemetry() {
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", gone.local_addr().unwrap());
     drop(gone);

@@ -16,7 +16,7 @@ use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::Value;
 
-use harness::{CANARY, EDITOR, EPOCH, EventsHarness, READER, agent_key, patience, pod_of};
+use harness::{CANARY, EDITOR, EPOCH, EventsHarness, READER, agent_key, pod_of, wait_until};
 use reader::{Event, Reader};
 
 fn numbers(events: &[Event]) -> Vec<i64> {
@@ -91,7 +91,7 @@ async fn a_reader_of_the_latest_events_learns_where_the_journal_ends_and_reads_o
 }
 
 #[tokio::test]
-async fn a_pod_is_asked_for_events_only_while_somebody_reads() {
+async fn a_pod_sends_events_only_while_a_reader_is_connected() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
     assert_eq!(harness.directives().readings, []);
@@ -99,11 +99,11 @@ async fn a_pod_is_asked_for_events_only_while_somebody_reads() {
     reader.take(1).await;
     assert_eq!(harness.directives().readings.len(), 1);
     drop(reader);
-    patience("the reading to end", || harness.directives().readings.is_empty()).await;
+    wait_until("the reading to end", || harness.directives().readings.is_empty()).await;
 }
 
 #[tokio::test]
-async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_goes() {
+async fn the_last_events_of_a_stopping_loop_are_read_before_its_pod_is_deleted() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
     let mut reader = Reader::connect(&harness, READER, "", None).await;
@@ -123,7 +123,7 @@ async fn the_last_events_of_a_loop_that_is_told_to_end_are_read_before_its_pod_g
 }
 
 #[tokio::test]
-async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does() {
+async fn only_users_with_access_to_messages_see_the_texts_of_a_detected_loop() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
     let detected = async |token, query| {
@@ -175,7 +175,7 @@ async fn who_may_read_words_sees_what_a_detected_loop_said_and_nobody_else_does(
 #[case::a_number_below_zero(Some(READER), "a/x", "?after=-1", 400, "Malformed")]
 #[case::the_number_of_the_latest(Some(READER), "a/x", "?after=9223372036854775807", 400, "Malformed")]
 #[tokio::test]
-async fn who_may_not_read_or_asks_for_nothing_is_refused_in_words(
+async fn an_unauthorized_or_invalid_request_for_events_is_refused_with_a_message(
     #[case] token: Option<&str>,
     #[case] agent: &str,
     #[case] query: &str,
@@ -193,7 +193,7 @@ async fn who_may_not_read_or_asks_for_nothing_is_refused_in_words(
 }
 
 #[tokio::test]
-async fn the_right_is_asked_for_the_very_agent_and_subresource() {
+async fn the_access_review_names_the_exact_agent_and_the_events_subresource() {
     let harness = EventsHarness::start().await;
     reader::request(&harness, Some("person visitor"), "a/x", "", None).await;
     let asked = harness.asked();
@@ -234,7 +234,7 @@ fn page(after: i64, next: i64) -> EventsPage {
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody_up() {
+async fn a_stalled_reader_is_buffered_within_bounds_and_delays_no_other_reader() {
     let harness = EventsHarness::start().await;
     let pod = harness.link_client();
     let lazy = tokio::spawn({
@@ -242,7 +242,7 @@ async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody
         let request = harness.client.get(url).bearer_auth(READER);
         async move { request.send().await.unwrap() }
     });
-    patience("the reading", || harness.directives().readings.len() == 1).await;
+    wait_until("the reading", || harness.directives().readings.len() == 1).await;
     let (mut after, mut full) = (0, false);
     while !full {
         let next = after + i64::try_from(PAGE_LINES).unwrap();
@@ -256,7 +256,7 @@ async fn a_reader_that_does_not_read_gets_no_more_than_a_little_and_holds_nobody
         let request = harness.client.get(url).bearer_auth(READER);
         async move { request.send().await.unwrap() }
     });
-    patience("the second reading", || harness.directives().readings.len() == 2).await;
+    wait_until("the second reading", || harness.directives().readings.len() == 2).await;
     let second = EventsPage {
         reading: 2,
         ..page(0, 3)
@@ -281,7 +281,7 @@ async fn eight_may_read_one_agent_and_the_ninth_when_one_leaves() {
     for reading in 1..=8 {
         let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
         let sent = tokio::spawn(async move { request.send().await.unwrap() });
-        patience("the reading", || harness.directives().readings.len() == reading).await;
+        wait_until("the reading", || harness.directives().readings.len() == reading).await;
         let reading = u64::try_from(reading).unwrap();
         pod.events(&EventsPage { reading, ..page(0, 1) }).await.unwrap();
         readers.push(sent.await.unwrap());
@@ -289,10 +289,10 @@ async fn eight_may_read_one_agent_and_the_ninth_when_one_leaves() {
     let ninth = reader::request(&harness, Some(READER), "a/x", "", None).await;
     assert_eq!(ninth.status().as_u16(), 429);
     readers.pop();
-    patience("room", || harness.directives().readings.len() == 7).await;
+    wait_until("room", || harness.directives().readings.len() == 7).await;
     let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
     let _sent = tokio::spawn(async move { request.send().await });
-    patience("the reading", || harness.directives().readings.len() == 8).await;
+    wait_until("the reading", || harness.directives().readings.len() == 8).await;
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn a_pod_sends_events_only_for_its_own_agent_and_only_while_it_is_expected
     let harness = EventsHarness::start().await;
     let request = harness.client.get(harness.events_url("a/x", "")).bearer_auth(READER);
     let _reader = tokio::spawn(async move { request.send().await });
-    patience("the reading", || harness.directives().readings.len() == 1).await;
+    wait_until("the reading", || harness.directives().readings.len() == 1).await;
     // Another Agent's pod does not find the reading.
     harness.loops.expect_pod(
         (&agent_key("y"), "uid-of-y"),

@@ -261,7 +261,7 @@ async fn a_redirect_is_a_failure_and_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_not_there_gets_the_announcement_once_it_is() {
+async fn an_unreachable_receiver_is_notified_once_it_is_reachable() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -275,7 +275,7 @@ async fn a_receiver_that_is_not_there_gets_the_announcement_once_it_is() {
 }
 
 #[tokio::test]
-async fn a_gate_that_has_closed_is_not_announced_any_more() {
+async fn a_closed_gate_is_not_announced() {
     let mut harness = GateWebhookHarness::start(&[500; 3]).await;
     harness.set(&["g"]);
     assert_eq!(harness.next_ids(2).await, ["uid-of-x_g_opened"; 2]);

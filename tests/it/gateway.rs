@@ -163,7 +163,7 @@ async fn a_call_without_an_id_is_refused() {
 }
 
 #[tokio::test]
-async fn a_worker_that_goes_away_does_not_end_its_call() {
+async fn a_disconnecting_worker_does_not_cancel_its_call() {
     let harness = GatewayHarness::started().await;
     harness.provider.will(ScriptedResponse::stream(vec![
         send(STREAM_HEAD),
@@ -220,7 +220,7 @@ async fn a_cancel_cuts_the_call_in_flight_and_its_use_is_unknown() {
 }
 
 #[tokio::test]
-async fn an_acknowledged_answer_is_gone_and_asking_again_pays_nothing() {
+async fn an_acknowledged_answer_is_deleted_and_requesting_it_again_costs_nothing() {
     let harness = GatewayHarness::started().await;
     harness.ask("t2c1a1").await;
     for _ in 0..2 {
@@ -267,7 +267,7 @@ async fn at_the_end_of_the_pod_a_call_that_does_not_land_is_cut_and_counted() {
 }
 
 #[tokio::test]
-async fn nothing_that_the_gateway_says_carries_key_prompt_or_answer() {
+async fn logs_and_errors_of_the_gateway_contain_no_key_prompt_or_answer() {
     let harness = GatewayHarness::started().await;
     harness.ask("t1c1a1").await;
     harness
@@ -299,7 +299,7 @@ async fn nothing_that_the_gateway_says_carries_key_prompt_or_answer() {
 }
 
 #[tokio::test]
-async fn the_probe_says_whether_the_gateway_serves() {
+async fn the_probe_reports_whether_the_gateway_serves() {
     let mut harness = GatewayHarness::new().await;
     let probe = |harness: &GatewayHarness| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_agentloop"));

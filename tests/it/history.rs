@@ -18,7 +18,7 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use crate::events::harness::{EPOCH, EventsHarness, PATIENCE, agent_key, pod_of};
+use crate::events::harness::{EPOCH, EventsHarness, WAIT_TIMEOUT, agent_key, pod_of};
 use crate::support::postgres::Postgres;
 
 const EXECUTIONS: &str = "SELECT id, turn, total_steps, coalesce(final_status, 'open') FROM agent_execution_history";
@@ -30,7 +30,7 @@ fn store(postgres: &Postgres) -> Arc<HistoryStore> {
 
 /// Waits until a query has a number that is large enough.
 async fn until(postgres: &Postgres, sql: &str, at_least: i64) -> i64 {
-    let deadline = Instant::now() + 2 * PATIENCE;
+    let deadline = Instant::now() + 2 * WAIT_TIMEOUT;
     loop {
         let number = postgres.number(sql).await;
         if number >= at_least {
@@ -93,7 +93,7 @@ fn count(harness: &EventsHarness, series: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_loop_goes_on_without_the_database_and_every_row_is_there_once_when_it_is_back() {
+async fn the_loop_continues_without_the_database_and_every_row_is_stored_once_afterwards() {
     outage(Duration::ZERO).await;
 }
 
@@ -110,14 +110,14 @@ async fn outage(at_least: Duration) {
     harness.start_pod();
     assert!(harness.directives().history);
     // Tables come with the first batch.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while count(&harness, r#"agentloop_history_batches_total{result="stored"}"#) == 0 {
         assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     postgres.crash();
     let (before, since) = (turn(&harness), Instant::now());
-    let deadline = since + at_least + 2 * PATIENCE;
+    let deadline = since + at_least + 2 * WAIT_TIMEOUT;
     let unavailable = r#"agentloop_history_batches_total{result="unavailable"}"#;
     while turn(&harness) < before + 40 || count(&harness, unavailable) < 2 || since.elapsed() < at_least {
         assert!(Instant::now() < deadline, "{} after {before}", turn(&harness));
@@ -159,7 +159,7 @@ async fn a_pod_that_is_killed_and_a_volume_from_a_backup_lead_to_no_double_and_n
     let mut harness = EventsHarness::with_history(Some(store(&postgres))).await;
     harness.start_pod();
     let stored = r#"agentloop_history_batches_total{result="stored"}"#;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while count(&harness, stored) == 0 {
         assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -319,7 +319,7 @@ async fn without_a_database_nothing_is_uploaded() {
         refused(answer),
         (RefusalCode::Away, "this controller stores no histories".into())
     );
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while turn(&harness) < 20 {
         assert!(Instant::now() < deadline, "{}", harness.output("worker"));
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -367,7 +367,7 @@ async fn rows_are_deleted_when_they_are_as_old_as_their_retention_and_not_a_day_
     let turns = "SELECT turn FROM agent_execution_history ORDER BY 1";
     assert_eq!(postgres.rows(turns).await, ["1", "2", "3"]);
     let (task, stop) = run(30).await;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while postgres.rows(turns).await != ["2", "3"] {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(Duration::from_millis(20)).await;

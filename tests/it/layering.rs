@@ -235,7 +235,7 @@ fn crates_depend_on_the_modules_that_they_may() {
 }
 
 #[test]
-fn the_gateway_knows_of_the_engine_only_how_calls_are_named_and_what_for() {
+fn the_gateway_uses_only_names_and_purposes_of_calls_of_the_engine() {
     for (path, text) in sources(&repository("src/gateway")) {
         for (line, code) in text
             .lines()
@@ -340,7 +340,7 @@ fn every_declaration_of_a_type_is_seen() {
 }
 
 #[test]
-fn every_source_file_is_short_and_begins_by_saying_what_it_is_for() {
+fn every_source_file_is_short_and_begins_with_its_purpose() {
     let folders = ["src", "tests"];
     let files: Vec<_> = folders.iter().flat_map(|folder| sources(&repository(folder))).collect();
     assert!(files.len() > 30, "only {} files were looked at", files.len());

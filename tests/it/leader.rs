@@ -99,7 +99,7 @@ fn connected() -> Arc<AtomicBool> {
 }
 
 #[tokio::test]
-async fn one_of_two_leads_and_the_other_takes_over_at_once_when_it_lets_go() {
+async fn one_of_two_candidates_leads_and_the_other_takes_over_at_once_after_a_release() {
     let Some(cluster) = Cluster::start().await else { return };
     let first = cluster.candidate("a", &connected()).win(|| {}).await;
     let seen = Arc::new(AtomicUsize::new(0));
@@ -150,7 +150,7 @@ async fn a_leader_that_died_is_replaced_when_its_lease_ends() {
 }
 
 #[tokio::test]
-async fn a_restarted_leader_goes_on_under_its_own_name() {
+async fn a_restarted_leader_reacquires_the_lease_under_its_own_name() {
     let Some(cluster) = Cluster::start().await else { return };
     drop(cluster.candidate("a", &connected()).win(|| {}).await);
     let restarted = Instant::now();
@@ -163,7 +163,7 @@ async fn a_restarted_leader_goes_on_under_its_own_name() {
 
 /// All pods of the controller begin again at once, and the Lease of one of them is over.
 #[tokio::test]
-async fn of_replicas_that_all_begin_again_after_the_lease_was_over_one_leads_and_keeps_it() {
+async fn after_an_expired_lease_exactly_one_of_the_restarted_replicas_leads() {
     let Some(cluster) = Cluster::start().await else { return };
     let names = ["a", "b", "c", "d"];
     drop(cluster.candidate("a", &connected()).win(|| {}).await);
@@ -190,7 +190,7 @@ async fn of_replicas_that_all_begin_again_after_the_lease_was_over_one_leads_and
 }
 
 #[tokio::test]
-async fn a_leader_that_is_cut_off_gives_up_before_another_leads() {
+async fn a_partitioned_leader_resigns_before_another_leads() {
     let Some(cluster) = Cluster::start().await else { return };
     let cut = connected();
     let first = cluster.candidate("a", &cut).win(|| {}).await;
@@ -209,7 +209,7 @@ async fn a_leader_that_is_cut_off_gives_up_before_another_leads() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_lease_was_taken_knows_it_at_its_next_renewal() {
+async fn a_leader_whose_lease_was_taken_over_detects_it_at_its_next_renewal() {
     let Some(cluster) = Cluster::start().await else { return };
     let first = cluster.candidate("a", &connected()).win(|| {}).await;
     let leases = Api::<Lease>::namespaced(cluster.client.clone(), &cluster.namespace);
@@ -225,7 +225,7 @@ async fn a_leader_whose_lease_was_taken_knows_it_at_its_next_renewal() {
 }
 
 #[tokio::test]
-async fn a_leader_told_to_stop_ends_well_and_leaves_neither_lease_nor_label_behind() {
+async fn a_stopping_leader_exits_cleanly_and_removes_its_lease_and_its_label() {
     let Some(cluster) = Cluster::start().await else { return };
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), &cluster.namespace);
     let pod = json!({
@@ -330,7 +330,7 @@ async fn absent() -> Config {
 }
 
 #[tokio::test]
-async fn without_an_api_server_the_controller_lives_is_not_ready_and_ends_when_told() {
+async fn without_an_api_server_the_controller_is_alive_but_not_ready_and_stops_on_request() {
     for election in [true, false] {
         let (options, stop) = (options(election).await, CancellationToken::new());
         let (address, scrapes) = (options.probe_address, options.metrics_address);
@@ -356,7 +356,7 @@ async fn without_an_api_server_the_controller_lives_is_not_ready_and_ends_when_t
 }
 
 #[tokio::test]
-async fn a_taken_port_ends_the_process_with_its_number() {
+async fn a_port_in_use_ends_the_process_with_its_number() {
     let options = options(false).await;
     let taken = tokio::net::TcpListener::bind(options.metrics_address).await.unwrap();
     let error = run(options, absent().await, CancellationToken::new())
@@ -371,7 +371,7 @@ async fn a_taken_port_ends_the_process_with_its_number() {
 
 /// An API server that answers every request with 503, as one that is overloaded or starting.
 #[tokio::test]
-async fn a_busy_api_server_is_asked_again_without_hurry() {
+async fn an_overloaded_api_server_is_retried_at_a_bounded_rate() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let requests = Arc::new(AtomicUsize::new(0));
     let count = requests.clone();
@@ -424,7 +424,7 @@ fn candidate_of(config: &Config, identity: &str) -> LeaderCandidate {
 }
 
 #[tokio::test]
-async fn a_follower_whose_watch_is_dead_knows_that_the_lease_is_renewed_and_when_it_is_free() {
+async fn a_follower_with_a_dead_watch_still_detects_renewals_and_the_release_of_the_lease() {
     let (_server, proxy, direct, proxied) = behind_a_proxy().await;
     let first = candidate_of(&direct, "a").win(|| {}).await;
     let (told, mut following) = tokio::sync::mpsc::unbounded_channel();
@@ -448,7 +448,7 @@ async fn a_follower_whose_watch_is_dead_knows_that_the_lease_is_renewed_and_when
 }
 
 #[tokio::test]
-async fn a_leader_whose_connections_are_dead_sees_what_is_new_within_45_seconds_and_keeps_the_lead() {
+async fn a_leader_with_dead_connections_receives_changes_within_45_seconds_and_keeps_the_lead() {
     let (server, proxy, _direct, proxied) = behind_a_proxy().await;
     let mut options = options(true).await;
     options.election.as_mut().unwrap().times = LeaseTimes::new(15, 5).unwrap();

@@ -283,7 +283,7 @@ async fn a_pod_attaches_and_learns_what_is_known_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak() {
+async fn a_gateway_of_the_next_version_is_answered_in_a_common_version() {
     let harness = LinkHarness::start().await;
     let attach = |protocol: u32, oldest: Option<u32>| {
         let attach = AttachRequest {
@@ -309,7 +309,7 @@ async fn a_gateway_of_the_next_version_is_answered_in_a_version_that_both_speak(
 }
 
 #[tokio::test]
-async fn a_report_is_heard_and_unknown_fields_are_ignored() {
+async fn a_report_is_stored_and_unknown_fields_are_ignored() {
     let harness = LinkHarness::start().await;
     let body = json!({"epoch": EPOCH, "usage": {"calls": 3}, "fieldOfALaterVersion": {"a": 1}});
     let response = harness.post("/v1/report", TOKEN, body.to_string()).await;
@@ -324,7 +324,7 @@ async fn a_report_is_heard_and_unknown_fields_are_ignored() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_lost() {
+async fn a_restored_volume_of_an_agent_causes_one_event_with_its_lost_leases() {
     let mut harness = LinkHarness::start().await;
     let report = async |harness: &LinkHarness, lost: i64, epoch: i64| {
         let body = json!({"epoch": epoch, "budget": {"lostLeases": lost}, "usage": {"calls": lost}});
@@ -388,7 +388,7 @@ async fn an_agent_whose_volume_went_back_has_one_event_with_the_leases_that_it_l
 #[case::an_older_epoch(TOKEN, EPOCH - 1, 409, RefusalCode::Fenced)]
 #[case::a_newer_epoch(TOKEN, EPOCH + 1, 409, RefusalCode::Fenced)]
 #[tokio::test]
-async fn who_may_not_speak_is_refused_on_every_route(
+async fn an_unauthorized_request_is_refused_on_every_route(
     #[case] token: &str,
     #[case] epoch: i64,
     #[case] status: u16,
@@ -417,7 +417,7 @@ async fn who_may_not_speak_is_refused_on_every_route(
 }
 
 #[tokio::test]
-async fn without_a_token_nothing_is_asked_of_the_api_server() {
+async fn a_request_without_a_token_causes_no_request_to_the_api_server() {
     let harness = LinkHarness::start().await;
     for authorization in ["", "Bearer ", "Basic eDp5"] {
         let request = harness
@@ -431,14 +431,14 @@ async fn without_a_token_nothing_is_asked_of_the_api_server() {
 }
 
 #[tokio::test]
-async fn a_replica_whose_caches_are_not_filled_tells_pods_to_try_again() {
+async fn a_replica_with_unfilled_caches_requests_a_retry_from_pods() {
     let harness = LinkHarness::with(LinkLimits::default(), false).await;
     let (status, refusal) = refusal(harness.attach(TOKEN, EPOCH).await).await;
     assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
 }
 
 #[tokio::test]
-async fn a_token_is_reviewed_once_and_then_remembered() {
+async fn a_token_is_reviewed_once_and_then_cached() {
     let harness = LinkHarness::start().await;
     for _ in 0..3 {
         assert_eq!(harness.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
@@ -464,7 +464,7 @@ async fn a_token_is_reviewed_once_and_then_remembered() {
 }
 
 #[tokio::test]
-async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_known_pods_go_on() {
+async fn an_address_with_many_invalid_tokens_is_not_reviewed_for_a_while_and_known_pods_continue() {
     let harness = LinkHarness::start().await;
     assert_eq!(harness.attach(TOKEN, EPOCH).await.status(), StatusCode::OK);
     for number in 0..20 {
@@ -481,7 +481,7 @@ async fn an_address_with_many_wrong_tokens_is_not_asked_about_for_a_while_and_kn
 }
 
 #[tokio::test]
-async fn idle_strangers_keep_no_pod_out_and_close_no_connection_of_a_known_pod() {
+async fn idle_unauthenticated_connections_displace_no_pod() {
     let connections = ConnectionBounds {
         all: 9,
         strangers: 2,
@@ -570,7 +570,7 @@ async fn a_connection_outlives_the_pause_between_two_reports(#[case] idle: Durat
 }
 
 #[tokio::test]
-async fn who_does_not_show_who_they_are_is_answered_once_a_connection() {
+async fn an_unauthenticated_connection_is_answered_once_and_closed() {
     let harness = LinkHarness::start().await;
     let (address, count) = passage(harness.address).await;
     for _ in 0..2 {
@@ -584,7 +584,7 @@ async fn who_does_not_show_who_they_are_is_answered_once_a_connection() {
 }
 
 #[tokio::test]
-async fn directives_come_at_once_and_on_each_change_within_a_tenth_of_a_second() {
+async fn directives_are_sent_at_once_and_within_a_tenth_of_a_second_of_each_change() {
     let harness = LinkHarness::start().await;
     let response = harness.listen(EPOCH).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream");
@@ -661,7 +661,7 @@ async fn streams_end_when_the_server_stops() {
 #[case::another_type("/v1/report", r#"{"epoch":"secret"}"#, "a field is missing or has the wrong type")]
 #[case::another_protocol("/v1/attach", r#"{"protocol":9,"epoch":4}"#, "protocol version 9 is not supported")]
 #[tokio::test]
-async fn what_cannot_be_read_is_refused_in_words_that_do_not_repeat_it(
+async fn an_unparseable_request_is_refused_with_a_message_that_does_not_quote_it(
     #[case] path: &str,
     #[case] body: &'static str,
     #[case] words: &str,
@@ -699,7 +699,7 @@ async fn a_body_may_have_256_kib_and_not_a_byte_more() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_come_is_given_up() {
+async fn a_body_that_does_not_arrive_times_out() {
     let limits = LinkLimits {
         read_timeout: Duration::from_millis(200),
         ..LinkLimits::default()
@@ -712,7 +712,7 @@ async fn a_body_that_does_not_come_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_ends() {
+async fn a_connection_above_the_limit_is_closed_and_an_ended_one_frees_its_slot() {
     let limits = LinkLimits {
         connections: ConnectionBounds::of_strangers(1, 1),
         ..LinkLimits::default()
@@ -745,7 +745,7 @@ async fn a_connection_over_the_cap_is_closed_and_there_is_room_again_when_one_en
 }
 
 #[tokio::test]
-async fn plain_http_gets_no_answer() {
+async fn plain_http_is_not_answered() {
     let harness = LinkHarness::start().await;
     let mut plain = tokio::net::TcpStream::connect(harness.address).await.unwrap();
     plain

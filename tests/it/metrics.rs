@@ -198,7 +198,7 @@ fn ticking() -> Sensor {
 }
 
 #[tokio::test]
-async fn series_of_a_sensor_say_what_its_spec_and_status_say() {
+async fn series_of_a_sensor_match_its_spec_and_status() {
     let (metrics, _) = controller(view(&[])).await;
     let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
@@ -362,7 +362,7 @@ async fn a_scrape_holds_every_metric_of_the_registry_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn series_of_an_agent_say_what_its_spec_and_status_say() {
+async fn series_of_an_agent_match_its_spec_and_status() {
     let (metrics, _) = controller(view(&[busy("x")])).await;
     let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
@@ -375,7 +375,7 @@ async fn series_of_an_agent_say_what_its_spec_and_status_say() {
 }
 
 #[tokio::test]
-async fn series_of_a_budget_say_what_its_status_says_of_the_kinds_that_are_limited() {
+async fn series_of_a_budget_match_its_status_for_limited_kinds() {
     let (metrics, _) = controller(view(&[])).await;
     let text = metrics.text();
     assert!(!text.contains("secret words"), "no free text in metrics");
@@ -482,7 +482,7 @@ fn healthy(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_thousand_healthy_agents_have_the_number_of_series_that_the_formula_says_at_each_level() {
+async fn a_thousand_healthy_agents_have_as_many_series_as_the_formula_yields_at_each_level() {
     let agents: Vec<Value> = (0..1000).map(|number| healthy(&format!("agent-{number}"))).collect();
     // info, created, two generations; state, last turn; five conditions; turns, tool calls, refused calls; calls, four types of
     // tokens and cost of one model; of each of two tools one outcome, and sum and count of its time.
@@ -528,7 +528,7 @@ async fn a_thousand_healthy_agents_have_the_number_of_series_that_the_formula_sa
 }
 
 #[tokio::test]
-async fn promtool_finds_nothing_to_say() {
+async fn promtool_reports_no_problems() {
     let (metrics, _) = controller(view(&[busy("x")])).await;
     if !has("promtool") {
         return;
@@ -555,7 +555,7 @@ async fn promtool_finds_nothing_to_say() {
 }
 
 #[tokio::test]
-async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
+async fn probes_report_pending_conditions_and_metrics_are_served_as_text() {
     let (metrics, readiness) = controller(view(&[])).await;
     let peer = IpAddr::from([127, 0, 0, 1]);
     let app =
@@ -587,7 +587,7 @@ async fn probes_say_what_is_waited_for_and_metrics_are_served_as_text() {
 }
 
 #[test]
-fn every_query_of_the_dashboards_asks_for_metrics_of_the_registry_and_for_their_labels() {
+fn every_query_of_the_dashboards_uses_metrics_of_the_registry_and_their_labels() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");
     let mut asked = BTreeSet::new();
     for file in std::fs::read_dir(folder).unwrap() {
@@ -687,7 +687,7 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn the_reference_page_is_what_the_registry_says() {
+fn the_reference_page_matches_the_registry() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/metrics.md");
     if std::env::var_os("AGENTLOOP_GENERATE").is_some() {
         std::fs::create_dir_all(std::path::Path::new(path).parent().unwrap()).unwrap();

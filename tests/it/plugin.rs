@@ -75,7 +75,7 @@ async fn pause_resume_wake_and_stop_write_the_fields_and_annotations_of_the_api(
 }
 
 #[tokio::test]
-async fn each_agent_is_asked_even_if_one_does_not_exist() {
+async fn each_named_agent_is_processed_even_if_one_does_not_exist() {
     let harness = PluginHarness::start();
     harness.put_agent("helper", &json!({}));
     let done = harness.run("pause nobody helper").await;
@@ -85,7 +85,7 @@ async fn each_agent_is_asked_even_if_one_does_not_exist() {
 }
 
 #[tokio::test]
-async fn an_approval_has_the_hash_and_the_name_that_the_api_server_knows() {
+async fn an_approval_has_the_hash_and_the_user_name_of_the_api_server() {
     let harness = PluginHarness::start();
     harness.put_agent("helper", &gated(&[GATE]));
     let done = harness.run("approve helper").await;
@@ -172,7 +172,7 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
 }
 
 #[tokio::test]
-async fn a_top_up_keeps_fields_that_this_version_does_not_know_and_is_repeated_after_a_conflict() {
+async fn a_top_up_keeps_unknown_fields_and_is_repeated_after_a_conflict() {
     let harness = PluginHarness::start();
     harness.put_budget("team", &json!({}));
     let newer = json!({"id": "old", "tokens": 5, "expires": NOW});
@@ -319,7 +319,7 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
 }
 
 #[tokio::test]
-async fn a_report_has_what_the_user_may_read_and_says_what_is_missing() {
+async fn a_report_contains_what_the_user_may_read_and_names_what_is_missing() {
     let harness = PluginHarness::start();
     harness.install();
     harness.put_agent("helper", &gated(&[GATE]));

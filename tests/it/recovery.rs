@@ -80,7 +80,7 @@ fn evict(harness: &ControllerHarness, name: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_made_again_waits_until_the_claim_of_the_one_before_is_gone() {
+async fn a_recreated_agent_waits_until_the_claim_of_its_predecessor_is_deleted() {
     let terminating = json!({ "deletionTimestamp": "2026-11-22T14:00:00Z" });
     for metadata in [owned_by("Agent", "coast", "earlier"), terminating] {
         let harness = ControllerHarness::start().await;
@@ -121,7 +121,7 @@ async fn a_claim_of_something_else_needs_a_person_and_is_never_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retained_claim_is_taken_up() {
+async fn a_retained_claim_is_adopted() {
     let harness = ControllerHarness::start().await;
     put_claim(
         &harness,
@@ -136,7 +136,7 @@ async fn a_retained_claim_is_taken_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiting_pod_gets_a_new_claim_for_one_that_was_deleted() {
+async fn a_waiting_pod_receives_a_new_claim_in_place_of_a_deleted_one() {
     let harness = ControllerHarness::start().await;
     harness.apply("coast", &json!({}));
     harness.settle().await;
@@ -178,7 +178,7 @@ async fn a_workspace_is_no_claim_that_was_created_for_another_agent() {
 
 /// A claim of a `StatefulSet` has no owner by default and looks like one that a user created.
 #[tokio::test(start_paused = true)]
-async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
+async fn a_workspace_claim_requires_the_label_for_agents_whoever_owns_it() {
     let harness = ControllerHarness::start().await;
     put_claim(&harness, "data-db-0", json!({ "labels": { "app": "db" } }));
     put_claim(&harness, "owned", owned_by("StatefulSet", "database", "x"));
@@ -213,7 +213,7 @@ async fn a_workspace_is_a_claim_that_is_labelled_for_agents_whoever_owns_it() {
 /// An API server's history of changes is short: a client that was cut off for longer must list again, and the list does not say
 /// what was there before.
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_went_while_the_watch_was_cut_off_is_made_again() {
+async fn a_pod_deleted_during_a_broken_watch_is_recreated() {
     for ended in [true, false] {
         let harness = ControllerHarness::start().await;
         harness.bring_up("coast", &json!({})).await;
@@ -248,7 +248,7 @@ async fn what_became_of_a_pod_while_the_watch_was_cut_off_is_shown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_came_and_went_before_its_creation_was_answered_is_made_again() {
+async fn a_pod_deleted_before_its_creation_was_answered_is_recreated() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("earlier", &json!({})).await;
     harness.apply("coast", &json!({}));
@@ -289,7 +289,7 @@ async fn agents_are_shown_once_agents_and_pods_are_listed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn until_budgets_are_listed_what_was_said_of_them_stands_and_a_suspend_is_followed() {
+async fn the_budget_status_is_kept_until_budgets_are_listed_and_a_suspension_takes_effect() {
     let mut harness = ControllerHarness::start().await;
     harness.server.put(
         "agentloop.dev/agentbudgets",
@@ -355,8 +355,7 @@ async fn a_leader_that_was_replaced_writes_nothing_over_what_its_successor_wrote
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer_reaches_the_pod_through_the_next_one()
-{
+async fn an_open_gate_survives_a_killed_leader_and_its_answer_reaches_the_pod_through_the_next_one() {
     let mut harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     let gate = |id: &str| -> Gate {
@@ -420,7 +419,7 @@ async fn a_gate_that_is_open_when_the_leader_is_killed_stays_open_and_its_answer
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_field_that_the_api_server_does_not_keep_is_not_written_again_and_again() {
+async fn a_field_that_the_api_server_prunes_is_not_written_repeatedly() {
     let harness = ControllerHarness::start().await;
     harness.bring_up("coast", &json!({})).await;
     harness.pass(20).await;
@@ -436,7 +435,7 @@ async fn a_field_that_the_api_server_does_not_keep_is_not_written_again_and_agai
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_without_a_volume_says_that_its_state_is_lost_with_its_pod() {
+async fn an_agent_without_a_volume_reports_that_its_state_is_not_durable() {
     let harness = ControllerHarness::start().await;
     harness
         .bring_up("short", &json!({ "storage": { "ephemeral": true } }))

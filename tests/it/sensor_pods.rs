@@ -126,7 +126,7 @@ async fn bring_up(harness: &ControllerHarness, name: &str, source: &str) -> (Sen
     (sensor, pod)
 }
 
-fn told(harness: &ControllerHarness, pod: &PodIdentity) -> SensorDirectives {
+fn directives_of(harness: &ControllerHarness, pod: &PodIdentity) -> SensorDirectives {
     harness.running().relay.attach(pod).unwrap().borrow().clone()
 }
 
@@ -156,7 +156,7 @@ fn say(harness: &ControllerHarness, pod: &PodIdentity, report: SensorPodReport) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
+async fn objects_of_a_webhook_are_created_once_and_deleted_when_it_becomes_a_schedule() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     put_secret(&harness, "hooks", "main");
@@ -221,7 +221,7 @@ async fn a_webhook_gets_its_objects_once_and_they_go_when_it_becomes_a_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_deletes_is_made_again_and_all_goes_with_the_sensor() {
+async fn deleted_objects_are_recreated_and_all_are_deleted_with_the_sensor() {
     let harness = ControllerHarness::start_with_sensors().await;
     put_secret(&harness, "hooks", "main");
     let (_, pod) = bring_up(&harness, "hook", "webhook").await;
@@ -269,7 +269,7 @@ async fn change(harness: &ControllerHarness, resource: &str, name: &str, change:
 const POLICIES: &str = "networking.k8s.io/networkpolicies";
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_changes_is_put_right_and_what_he_adds_is_left() {
+async fn foreign_changes_of_owned_fields_are_reverted_and_additional_fields_are_kept() {
     let harness = quiet_webhook().await;
     let own = |harness: &ControllerHarness| {
         let objects = [set(harness, "hook"), service(harness, "hook"), policy(harness, "hook")];
@@ -304,7 +304,7 @@ async fn what_somebody_changes_is_put_right_and_what_he_adds_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_changes_it_again_and_again_is_answered_every_half_a_minute() {
+async fn repeated_foreign_changes_are_reverted_every_half_a_minute() {
     let harness = quiet_webhook().await;
     for replicas in 0..60 {
         change(
@@ -347,7 +347,7 @@ async fn what_a_webhook_makes_of_what_is_applied_is_no_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_somebody_changes_while_nobody_leads_is_put_right_by_the_next_leader() {
+async fn changes_made_without_a_leader_are_reverted_by_the_next_leader() {
     let mut harness = quiet_webhook().await;
     harness.shut_down().await;
     change(&harness, SETS, "hook-sensor", &json!({"spec": {"replicas": 0}})).await;
@@ -365,7 +365,7 @@ async fn what_somebody_changes_while_nobody_leads_is_put_right_by_the_next_leade
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
+async fn an_absent_secret_is_a_condition_and_no_pod_is_created_until_it_exists() {
     let harness = ControllerHarness::start_with_sensors().await;
     put(&harness, "hook", "webhook", &json!({}));
     put(&harness, "page", "closed", &json!({}));
@@ -402,11 +402,11 @@ async fn a_secret_that_is_not_there_is_a_condition_and_no_pod_until_it_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pod_of_the_set_speaks_and_nobody_else_and_is_told_who_receives() {
+async fn only_the_pod_of_the_set_is_authenticated_and_it_receives_the_list_of_receivers() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     let (sensor, pod) = bring_up(&harness, "page", "poll").await;
-    let directives = told(&harness, &pod);
+    let directives = directives_of(&harness, &pod);
     let terms = directives.terms.unwrap();
     assert_eq!((terms.uid, terms.generation), (sensor.uid().unwrap(), 1));
     let receivers = directives.receivers.unwrap();
@@ -424,10 +424,10 @@ async fn the_pod_of_the_set_speaks_and_nobody_else_and_is_told_who_receives() {
     harness.bring_up("other", &json!({})).await;
     put(&harness, "page", "poll", &json!({"agentNames": ["coast", "other"]}));
     harness.settle().await;
-    assert_eq!(told(&harness, &pod).receivers.unwrap().len(), 2);
+    assert_eq!(directives_of(&harness, &pod).receivers.unwrap().len(), 2);
     harness.server.delete("agentloop.dev/agents", NAMESPACE, "coast");
     harness.settle().await;
-    assert_eq!(told(&harness, &pod).receivers.unwrap()[0].name, "other");
+    assert_eq!(directives_of(&harness, &pod).receivers.unwrap()[0].name, "other");
 
     // A pod with the label and the name that is not of the set, as a user could make it.
     harness.server.delete("/pods", NAMESPACE, "page-sensor-0");
@@ -437,17 +437,17 @@ async fn the_pod_of_the_set_speaks_and_nobody_else_and_is_told_who_receives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspended_its_pod_stays_to_deliver_and_hears_nothing_new() {
+async fn the_pod_of_a_suspended_sensor_continues_its_deliveries_and_accepts_no_events() {
     let harness = ControllerHarness::start_with_sensors().await;
     let (_, pod) = bring_up(&harness, "page", "poll").await;
     put(&harness, "page", "poll", &json!({"suspend": true}));
     harness.settle().await;
-    assert!(told(&harness, &pod).terms.unwrap().spec.suspend);
+    assert!(directives_of(&harness, &pod).terms.unwrap().spec.suspend);
     assert!(set(&harness, "page").is_some());
     assert_eq!(says(&harness, "page", "Connected"), is("False", "SuspendedBySpec"));
     put(&harness, "page", "poll", &json!({"suspend": false}));
     harness.settle().await;
-    assert!(!told(&harness, &pod).terms.unwrap().spec.suspend);
+    assert!(!directives_of(&harness, &pod).terms.unwrap().spec.suspend);
 }
 
 #[tokio::test(start_paused = true)]
@@ -463,7 +463,7 @@ async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
     );
     harness.settle().await;
     assert_eq!(says(&harness, "page", "Accepted"), is("False", "InvalidSpec"));
-    let terms = told(&harness, &pod).terms.unwrap();
+    let terms = directives_of(&harness, &pod).terms.unwrap();
     assert!(terms.spec.suspend && terms.spec.updates.is_empty() && terms.spec.task.is_none());
     assert_eq!(
         set(&harness, "page").unwrap(),
@@ -477,12 +477,12 @@ async fn a_rule_that_cannot_be_used_stops_the_ear_and_not_the_deliveries() {
         &json!({"updates": [{"field": "a", "value": "payload"}], "task": null}),
     );
     harness.settle().await;
-    let terms = told(&harness, &pod).terms.unwrap();
+    let terms = directives_of(&harness, &pod).terms.unwrap();
     assert!(!terms.spec.suspend && terms.spec.updates.len() == 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_of_another_owner_is_said_and_not_touched() {
+async fn an_object_of_another_owner_is_reported_and_not_changed() {
     let harness = ControllerHarness::start_with_sensors().await;
     let theirs = json!({
         "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "page-sensor", "namespace": NAMESPACE},
@@ -528,7 +528,7 @@ fn sets_written(harness: &ControllerHarness) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_image_replaces_one_pod_that_runs_after_the_other_and_an_edit_takes_it_along() {
+async fn a_new_image_replaces_one_pod_after_the_other_and_an_edit_includes_it() {
     let mut harness = ControllerHarness::start_with_sensors().await;
     let names = ["s-0", "s-1", "s-2", "s-3", "s-4", "s-5"];
     for name in names {
@@ -604,7 +604,7 @@ async fn old_and_new_controllers_that_lead_in_turn_replace_no_pod_back_and_forth
 }
 
 #[tokio::test(start_paused = true)]
-async fn five_hundred_pods_at_rest_write_nothing_also_over_a_restart_and_a_busy_one_once_in_fifteen_seconds() {
+async fn five_hundred_idle_pods_cause_no_writes_and_a_busy_one_causes_one_in_fifteen_seconds() {
     let mut harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     let names: Vec<String> = (0..500).map(|number| format!("s-{number}")).collect();
@@ -671,7 +671,7 @@ fn all_say_again(harness: &ControllerHarness, sensors: &[Sensor], pods: &[PodIde
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_its_pod_says_reaches_the_status_and_what_keeps_the_pod_down_too() {
+async fn the_report_of_its_pod_and_the_reason_for_a_failing_pod_reach_the_status() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     let (sensor, pod) = bring_up(&harness, "page", "poll").await;
@@ -754,7 +754,7 @@ async fn a_page_that_stays_as_it_is_costs_no_write_for_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_webhook_says_where_it_is_sent_to_and_an_outbox_that_forgets_that_it_does() {
+async fn a_webhook_reports_its_url_and_an_ephemeral_outbox_is_not_durable() {
     let harness = ControllerHarness::start_with_sensors().await;
     put_secret(&harness, "hooks", "main");
     bring_up(&harness, "hook", "webhook").await;
@@ -772,7 +772,7 @@ async fn a_webhook_says_where_it_is_sent_to_and_an_outbox_that_forgets_that_it_d
 }
 
 #[tokio::test]
-async fn a_real_cluster_takes_the_objects_and_their_edits_and_gives_all_back() {
+async fn a_real_cluster_accepts_the_objects_and_their_edits_and_deletes_them_all() {
     Box::pin(on_a_real_server(real)).await;
 }
 

@@ -17,7 +17,7 @@ use crate::support::ports::free_port;
 /// In the headers of the collector.
 const CANARY: &str = "canary";
 /// Longest wait for a process.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A sensor pod as a process of its own, with a webhook and without a controller.
 struct SensorProcess {
@@ -58,7 +58,7 @@ impl SensorProcess {
     }
 
     async fn until_logged(&self, text: &str) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         while !self.log().contains(text) {
             assert!(tokio::time::Instant::now() < deadline, "never {text}: {}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -70,7 +70,7 @@ impl SensorProcess {
         let pid = self.child.id().unwrap().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status().await.unwrap();
         assert!(sent.success());
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let ended = tokio::time::timeout(WAIT_TIMEOUT, self.child.wait()).await;
         assert!(ended.unwrap().unwrap().success(), "{}", self.log());
     }
 }
@@ -119,7 +119,7 @@ async fn an_endpoint_alone_has_a_sensor_pod_export_nothing() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_does_not_keep_a_sensor_pod_from_its_work_or_its_end() {
+async fn an_unavailable_collector_delays_neither_the_work_nor_the_end_of_a_sensor_pod() {
     let endpoint = format!("http://127.0.0.1:{}", free_port());
     let mut sensor = SensorProcess::start(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),

@@ -66,7 +66,7 @@ fn is(status: &str, reason: &str) -> (String, String) {
 }
 
 /// What the pod of an Agent is to run.
-fn told(harness: &ControllerHarness, agent: &str) -> Vec<SensorTerms> {
+fn terms_of(harness: &ControllerHarness, agent: &str) -> Vec<SensorTerms> {
     let loops = &harness.running().loops;
     let (_, directives) = loops
         .attach(&agent_key(agent), &harness.live_pod(agent), (harness.clock)())
@@ -110,11 +110,11 @@ fn say(harness: &ControllerHarness, agent: &str, sensors: Vec<SensorReport>) {
 async fn a_schedule_reaches_its_receivers_pod_and_what_it_does_reaches_its_status() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
-    assert_eq!(told(&harness, "coast"), [], "decided: none");
+    assert_eq!(terms_of(&harness, "coast"), [], "decided: none");
     let pod = harness.live_pod("coast");
     let sensor = put(&harness, "clock", &json!({}));
     harness.settle().await;
-    let terms = told(&harness, "coast");
+    let terms = terms_of(&harness, "coast");
     assert_eq!(names(&terms), ["clock"]);
     assert_eq!(terms[0].uid, sensor.uid().unwrap());
     assert_eq!(says(&status(&harness, "clock"), "Connected"), is("Unknown", "Starting"));
@@ -139,19 +139,19 @@ async fn a_schedule_reaches_its_receivers_pod_and_what_it_does_reaches_its_statu
     // A changed spec goes to the pod that is there.
     put(&harness, "clock", &json!({"suspend": true}));
     harness.settle().await;
-    assert!(told(&harness, "coast")[0].spec.suspend);
+    assert!(terms_of(&harness, "coast")[0].spec.suspend);
     assert_eq!(
         says(&status(&harness, "clock"), "Suspended"),
         is("True", "SuspendedBySpec")
     );
     harness.server.delete(SENSORS, NAMESPACE, "clock");
     harness.settle().await;
-    assert_eq!(told(&harness, "coast"), []);
+    assert_eq!(terms_of(&harness, "coast"), []);
     assert_eq!(harness.live_pod("coast"), pod, "all of this in one pod");
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corrected() {
+async fn an_invalid_sensor_names_field_and_fix_and_listens_once_it_is_corrected() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     put(
@@ -170,7 +170,7 @@ async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corre
         .unwrap()
         .message;
     assert!(message.starts_with("spec.updates[0].value"), "{message}");
-    assert!(told(&harness, "coast")[0].spec.suspend, "it does not listen");
+    assert!(terms_of(&harness, "coast")[0].spec.suspend, "it does not listen");
     put(
         &harness,
         "clock",
@@ -179,7 +179,7 @@ async fn one_that_cannot_be_used_says_field_and_fix_and_listens_once_it_is_corre
     harness.settle().await;
     assert_eq!(says(&status(&harness, "clock"), "Accepted"), is("True", "Accepted"));
     assert_eq!(says(&status(&harness, "clock"), "Stalled"), is("", ""));
-    assert!(!told(&harness, "coast")[0].spec.suspend);
+    assert!(!terms_of(&harness, "coast")[0].spec.suspend);
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +189,7 @@ async fn an_agent_that_comes_later_receives_and_its_failures_are_its_own_conditi
     harness.settle().await;
     assert_eq!(says(&status(&harness, "clock"), "Ready"), is("True", "NoReceiver"));
     harness.bring_up("coast", &json!({})).await;
-    assert_eq!(names(&told(&harness, "coast")), ["clock"]);
+    assert_eq!(names(&terms_of(&harness, "coast")), ["clock"]);
     let mut failing = report(&sensor, 0);
     failing.failure = Some("spec.updates[0].value names a field that is not in what came".into());
     say(&harness, "coast", vec![failing]);

@@ -48,7 +48,7 @@ fn put_own(harness: &ControllerHarness, resource: &str, kind: &str, name: &str, 
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_agents_share_goes_with_the_last_of_their_pods_and_comes_again() {
+async fn objects_shared_by_agents_are_deleted_with_their_last_pod_and_recreated() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     harness.bring_up("river", &json!({})).await;
@@ -73,7 +73,7 @@ async fn what_agents_share_goes_with_the_last_of_their_pods_and_comes_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_comes_while_it_goes_has_it_in_the_end() {
+async fn an_agent_created_during_the_deletion_has_the_shared_objects_in_the_end() {
     let harness = ControllerHarness::start_with_sensors().await;
     for millis in [900, 990, 1000, 1005, 1010, 1100] {
         harness.bring_up("coast", &json!({})).await;
@@ -93,7 +93,7 @@ async fn one_who_comes_while_it_goes_has_it_in_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sensor_with_a_pod_keeps_what_it_shares_with_agents_until_it_goes() {
+async fn a_sensor_with_a_pod_keeps_the_objects_it_shares_with_agents_until_its_deletion() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     put_sensor(&harness, "page");
@@ -110,7 +110,7 @@ async fn a_sensor_with_a_pod_keeps_what_it_shares_with_agents_until_it_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_config_map_that_a_user_made_is_neither_changed_nor_deleted_and_the_agent_says_so() {
+async fn a_config_map_of_a_user_is_neither_changed_nor_deleted_and_the_agent_reports_the_conflict() {
     let harness = ControllerHarness::start_with_sensors().await;
     let theirs = put_own(
         &harness,
@@ -169,7 +169,7 @@ fn policy(harness: &ControllerHarness) -> Option<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_network_policy_admits_no_connection_to_agents_and_goes_with_the_last_of_them() {
+async fn a_network_policy_admits_no_connection_to_agents_and_is_deleted_with_the_last_of_them() {
     let harness = ControllerHarness::start_with_sensors().await;
     harness.bring_up("coast", &json!({})).await;
     let created = policy(&harness).unwrap();

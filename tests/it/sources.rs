@@ -72,7 +72,7 @@ fn poller(url: &str, query: &str) -> SourcePoller {
 }
 
 #[tokio::test]
-async fn a_real_prometheus_is_asked_and_what_it_refuses_is_said() {
+async fn a_real_prometheus_is_queried_and_its_errors_are_reported() {
     if !has("prometheus") {
         return;
     }
@@ -169,7 +169,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Stream).serve_forever()
 "#;
 
 #[tokio::test]
-async fn a_stream_of_python_that_breaks_off_is_heard_without_gaps_or_repeats() {
+async fn a_python_stream_that_breaks_is_read_without_gaps_or_repeats() {
     if !has("python3") {
         return;
     }

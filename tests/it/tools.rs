@@ -140,7 +140,7 @@ fn three() -> Value {
 #[case(Older, &[])]
 #[case(Older, &["--json"])]
 #[tokio::test]
-async fn tools_of_both_generations_are_offered_and_what_they_say_becomes_text(
+async fn tools_of_both_generations_are_offered_and_their_results_become_text(
     #[case] edition: Edition,
     #[case] args: &[&'static str],
 ) {
@@ -227,7 +227,7 @@ async fn a_list_in_pages_is_read_whole_and_a_server_that_is_not_trusted_only_wri
 #[case(Newer)]
 #[case(Older)]
 #[tokio::test]
-async fn a_list_that_changes_is_heard_of(#[case] edition: Edition) {
+async fn a_changed_list_is_received(#[case] edition: Edition) {
     if !python::is_there() {
         return;
     }
@@ -304,7 +304,7 @@ async fn a_server_that_restarted_between_two_calls_is_met_again_without_a_lost_o
 #[case(Older, &[])]
 #[case(Older, &["--json"])]
 #[tokio::test]
-async fn a_call_that_takes_too_long_or_is_dropped_is_cancelled_at_the_server(
+async fn a_call_that_times_out_or_is_dropped_is_cancelled_at_the_server(
     #[case] edition: Edition,
     #[case] args: &[&'static str],
 ) {
@@ -349,7 +349,7 @@ async fn a_server_that_never_answered_is_waited_for_within_the_runs_own_time() {
 }
 
 #[tokio::test]
-async fn a_run_of_a_tool_that_nobody_offers_is_unavailable_at_once() {
+async fn a_run_of_an_unoffered_tool_is_unavailable_at_once() {
     if !python::is_there() {
         return;
     }

@@ -183,7 +183,7 @@ async fn after_sigkill_in_a_sleep_transcript_totals_and_deadline_are_intact() {
 }
 
 #[tokio::test]
-async fn after_sigkill_in_a_call_the_same_call_is_asked_for_again() {
+async fn after_sigkill_during_a_call_the_same_call_is_requested_again() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![]);
     let worker = harness.worker(&gateway);
@@ -245,7 +245,7 @@ async fn a_worker_that_starts_with_a_pending_stop_makes_no_call_and_reports_the_
 }
 
 #[tokio::test]
-async fn a_suspension_that_is_lifted_before_the_pod_goes_ends_the_process_and_the_next_one_goes_on() {
+async fn a_lifted_suspension_ends_the_process_and_the_next_process_continues() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![]);
     gateway.tell(|event| event.directives.suspend = true);
@@ -276,7 +276,7 @@ async fn a_fenced_worker_cuts_its_call_and_ends() {
 }
 
 #[tokio::test]
-async fn sigterm_lets_the_call_in_flight_finish_and_journals_its_answer() {
+async fn on_sigterm_the_call_in_flight_completes_and_its_answer_is_journalled() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![]);
     let mut worker = harness.worker(&gateway);
@@ -357,7 +357,7 @@ async fn a_worker_that_starts_without_contact_makes_no_call_until_there_is_some(
 }
 
 #[tokio::test]
-async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_on() {
+async fn a_second_worker_on_the_same_journal_exits_with_a_message_and_the_first_continues() {
     let mut harness = WorkerHarness::new();
     let (gateway, mut first, _) = asleep(&mut harness).await;
     let mut second = harness.worker(&gateway);
@@ -371,7 +371,7 @@ async fn a_second_worker_on_the_same_journal_ends_with_words_and_the_first_goes_
 }
 
 #[tokio::test]
-async fn a_pod_with_an_older_epoch_ends_with_words() {
+async fn a_pod_with_an_older_epoch_exits_with_a_message() {
     let mut harness = WorkerHarness::new();
     harness.epoch = 3;
     let (gateway, worker, _) = asleep(&mut harness).await;
@@ -387,7 +387,7 @@ async fn a_pod_with_an_older_epoch_ends_with_words() {
 }
 
 #[tokio::test]
-async fn a_damaged_journal_ends_the_worker_with_words_in_its_log_and_in_the_report() {
+async fn a_damaged_journal_ends_the_worker_with_a_message_in_its_log_and_in_the_report() {
     let mut harness = WorkerHarness::new();
     let (gateway, mut worker, _) = asleep(&mut harness).await;
     worker.terminate().await;

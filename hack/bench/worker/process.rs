@@ -32,7 +32,7 @@ const WAKES: i64 = 500;
 /// Starts of each kind.
 const STARTS: usize = 10;
 /// Longest wait for a call.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Figures of worker processes.
 pub fn figures() {
@@ -134,7 +134,7 @@ impl Gateway {
 
     /// When the next call came.
     async fn next(&mut self) -> Timestamp {
-        let call = tokio::time::timeout(PATIENCE, self.calls.recv()).await;
+        let call = tokio::time::timeout(WAIT_TIMEOUT, self.calls.recv()).await;
         call.expect("the worker calls in time").expect("the gateway serves")
     }
 }

@@ -28,7 +28,7 @@ const MANY: usize = 2_000;
 /// How many of those have no response at a time.
 const OPEN: usize = 12;
 /// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Figures of tasks.
 #[expect(clippy::print_stdout, reason = "figures go to stdout")]
@@ -112,7 +112,7 @@ impl TaskGateway {
     }
 
     async fn next(&mut self) -> Seen {
-        let seen = tokio::time::timeout(PATIENCE, self.seen.recv()).await;
+        let seen = tokio::time::timeout(WAIT_TIMEOUT, self.seen.recv()).await;
         seen.expect("the worker goes on").expect("the gateway serves")
     }
 

@@ -37,7 +37,7 @@ fn waiting(source: Option<&str>) -> Case {
 }
 
 #[test]
-fn a_gate_because_of_untrusted_content_says_so_and_another_does_not() {
+fn only_a_gate_caused_by_untrusted_content_names_it() {
     let message = |source| {
         let status = waiting(source).status();
         assert_eq!(status.gates[0].untrusted_content_source.as_deref(), source);
@@ -58,7 +58,7 @@ fn a_gate_because_of_untrusted_content_says_so_and_another_does_not() {
 }
 
 #[test]
-fn a_gate_for_definitions_says_which_server_and_how_to_answer_while_the_loop_runs() {
+fn a_gate_for_definitions_names_the_server_and_how_to_answer_while_the_loop_runs() {
     let mut case = waiting(None);
     let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
     report.gates = vec![Gate {
@@ -92,7 +92,7 @@ fn a_gate_for_definitions_says_which_server_and_how_to_answer_while_the_loop_run
 }
 
 #[test]
-fn of_several_gates_the_one_that_holds_the_loop_says_how_to_answer() {
+fn of_several_gates_the_blocking_one_explains_how_to_answer() {
     let mut case = waiting(None);
     let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
     report.gates.push(Gate {
@@ -117,7 +117,7 @@ fn of_several_gates_the_one_that_holds_the_loop_says_how_to_answer() {
 }
 
 #[test]
-fn untrusted_content_is_in_the_status_until_a_report_says_that_there_is_none() {
+fn untrusted_content_stays_in_the_status_until_a_report_has_none() {
     let mut case = waiting(None);
     let shown = |case: &Case| case.status().r#loop.unwrap().untrusted_content;
     assert_eq!(shown(&case), Some(content()));

@@ -127,7 +127,7 @@ fn the_plan_of_a_healthy_agent_keeps_its_pod_and_its_link() {
 }
 
 #[test]
-fn a_loop_that_was_scaled_to_zero_gets_a_pod_once_something_arrives_and_one_that_ended_does_not() {
+fn a_loop_scaled_to_zero_is_started_by_a_task_and_an_ended_one_is_not() {
     for (outcome, is_wanted, intent) in [
         (LoopOutcome::ScaledToZero, false, Intent::Rest(RestReason::Completed)),
         (LoopOutcome::ScaledToZero, true, Intent::Create),
@@ -276,7 +276,7 @@ fn the_final_report_of_a_monitored_pod_counts_and_that_of_an_earlier_agents_pod_
 }
 
 #[test]
-fn a_pod_on_a_silent_node_is_an_obstacle_until_it_can_act_no_more() {
+fn a_pod_on_an_unresponsive_node_is_an_obstacle_until_it_cannot_act() {
     let mut situation = Situation::new();
     situation.observed.node = Some(NodeState::Silent);
     let snapshot = situation.snapshot();
@@ -331,7 +331,7 @@ fn a_pod_that_is_rejected_again_waits_longer_and_one_that_runs_resets_the_wait()
 }
 
 #[test]
-fn what_was_done_before_a_request_failed_is_remembered() {
+fn what_was_applied_before_a_failed_request_is_remembered() {
     let situation = Situation::new();
     let plan = situation.plan_for(Intent::Create);
     let created: WatchedPod = serde_json::from_value(json!({"metadata": {"name": "coast", "uid": "new"}})).unwrap();

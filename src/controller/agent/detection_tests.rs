@@ -23,7 +23,7 @@ fn looping(sign: LoopSign) -> ReceivedReport {
 }
 
 #[test]
-fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_only_made_to_sleep() {
+fn a_detected_loop_is_a_condition_and_needs_no_person_while_it_is_only_forced_to_sleep() {
     let mut case = Case {
         last_report: Some(looping(LoopSign::Cycle)),
         enforce: true,
@@ -56,7 +56,7 @@ fn a_loop_that_the_worker_detected_is_a_condition_and_needs_nobody_while_it_is_o
 }
 
 #[test]
-fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_is_silent() {
+fn a_gateway_finding_is_cleared_when_it_no_longer_holds_even_without_reports_of_the_worker() {
     let case = Case {
         finding: Some(LoopFinding {
             sign: GatewaySign::RepeatedRequest,
@@ -78,7 +78,7 @@ fn what_was_seen_from_outside_goes_when_it_is_no_longer_found_though_the_worker_
 }
 
 #[test]
-fn a_loop_that_was_ended_needs_a_person_and_keeps_saying_why() {
+fn a_loop_ended_by_detection_needs_a_person_and_keeps_its_reason() {
     let mut ended = looping(LoopSign::RepeatedError);
     let report = ended.report.loop_.as_mut().unwrap();
     (report.state, report.outcome) = (LoopState::Stopped, Some(LoopOutcome::Failed));

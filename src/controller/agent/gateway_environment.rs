@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gateways_get_the_variables_that_are_set_and_no_headers_of_the_controller() {
+    fn gateways_receive_the_variables_that_are_set_and_no_headers_of_the_controller() {
         let variable = |name: &str| match name {
             "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://collector:4318".to_owned()),
             "OTEL_RESOURCE_ATTRIBUTES" => Some("price=$(HOME)".into()),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn sensor_pods_get_what_concerns_logs_once_they_are_exported() {
+    fn sensor_pods_receive_the_variables_for_logs_once_logs_are_exported() {
         let variable = |logs: &'static str| {
             move |name: &str| match name {
                 "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://collector:4318".to_owned()),

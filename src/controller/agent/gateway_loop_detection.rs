@@ -35,7 +35,7 @@ const PACE_FACTOR: i64 = 5;
 /// lasts 100 minutes.
 const PART_OF_LIMIT: i64 = 20;
 /// Lower bound of the threshold in tokens: a call or two with some history use this much, whatever the limit.
-const FLOOR: i64 = 10_000;
+const MIN_TOKENS: i64 = 10_000;
 /// The window of [`RequestStats::tokens`].
 const BURN_SECONDS: i64 = 300;
 /// Prefix of every message of this module.
@@ -68,7 +68,7 @@ fn alarm(limit: WindowedLimit) -> i64 {
     let even = whole.saturating_add(rest);
     even.saturating_mul(PACE_FACTOR)
         .max(limit.tokens / PART_OF_LIMIT)
-        .max(FLOOR)
+        .max(MIN_TOKENS)
 }
 
 /// The input of the detection.
@@ -322,9 +322,9 @@ mod tests {
             tokens: 1_000,
             seconds: 3600,
         };
-        assert_eq!(warned(&pulse(0, FLOOR), &[small], None), None);
+        assert_eq!(warned(&pulse(0, MIN_TOKENS), &[small], None), None);
         assert_eq!(
-            warned(&pulse(0, FLOOR + 1), &[small], None),
+            warned(&pulse(0, MIN_TOKENS + 1), &[small], None),
             Some(GatewaySign::HighBurnRate)
         );
     }
@@ -341,11 +341,11 @@ mod tests {
         );
         assert_eq!(warned(&pulse(0, i64::MAX), &[large], None), None);
         let none = WindowedLimit { tokens: 0, seconds: 0 };
-        assert_eq!(warned(&pulse(0, FLOOR), &[none], None), None);
+        assert_eq!(warned(&pulse(0, MIN_TOKENS), &[none], None), None);
     }
 
     #[test]
-    fn the_words_stay_while_the_finding_does() {
+    fn the_message_is_kept_while_the_finding_persists() {
         let found = sighted(DetectionMode::Warn, &pulse(5, 0), &[], None).unwrap();
         let mut other = pulse(9, 0);
         other.hash = "abababab".into();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn enforced_it_stays_until_a_person_asks_to_go_on_and_blocks_every_call() {
+    fn an_enforced_finding_blocks_every_call_until_a_person_resumes_the_loop() {
         let found = sighted(DetectionMode::Enforce, &pulse(5, 0), &[], None);
         let still = sighted(DetectionMode::Enforce, &pulse(0, 0), &[], found.clone());
         assert_eq!((&still, found.is_some()), (&found, true));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_lives_in_the_status_until_the_request_to_resume_and_is_looked_for_anew_after_it() {
+    fn a_finding_stays_in_the_status_until_a_resume_and_is_evaluated_again_afterwards() {
         let mut agent = agent("Enforce");
         let (found, status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
         assert_eq!(
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burn_is_warned_of_and_taken_back_also_where_loops_are_stopped() {
+    fn a_high_burn_rate_is_warned_of_and_cleared_even_in_mode_enforce() {
         let agent = agent("Enforce");
         let (found, status) = seen(&agent, &AgentStatus::default(), pulse(0, 41_666));
         assert_eq!(found.as_ref().map(|found| found.sign), Some(GatewaySign::HighBurnRate));
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_detected_is_not_taken_for_what_was_seen_from_outside() {
+    fn a_finding_of_the_engine_is_not_treated_as_one_of_the_gateway() {
         let agent = agent("Enforce");
         let (_, mut status) = seen(&agent, &AgentStatus::default(), pulse(5, 0));
         LoopSign::RepeatedCall
@@ -457,13 +457,13 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_tells_who_detected_the_loop() {
+    fn the_reason_identifies_the_detecting_component() {
         let of_engine: Vec<_> = LoopSign::iter().map(|sign| sign.as_ref().to_owned()).collect();
         assert!(GatewaySign::iter().all(|sign| !of_engine.iter().any(|other| other == sign.as_ref())));
     }
 
     #[test]
-    fn disabled_says_nothing_and_a_silent_gateway_changes_nothing() {
+    fn disabled_detection_reports_nothing_and_a_missing_report_changes_nothing() {
         let found = sighted(DetectionMode::Warn, &pulse(20, 0), &[], None);
         assert_eq!(
             sighted(DetectionMode::Disabled, &pulse(20, 0), &[HOUR], found.clone()),

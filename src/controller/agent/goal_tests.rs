@@ -291,7 +291,7 @@ fn an_event_has_the_number_of_missing_artifacts_and_no_path() {
 }
 
 #[test]
-fn success_says_that_artifacts_existed_if_the_goal_has_some() {
+fn success_mentions_artifacts_only_if_the_goal_has_some() {
     let mut case = ended_by(GoalEnd::CriteriaMet);
     let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
     report.goal.as_mut().unwrap().artifacts = vec![ArtifactStatus {

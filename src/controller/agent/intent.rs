@@ -19,7 +19,7 @@ use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::messages::LoopReport;
 
 /// How long a pod may take to report that it stopped before the pod of a suspended Agent is deleted.
-pub(super) const SUSPEND_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const SUSPEND_GRACE_PERIOD: Duration = Duration::from_secs(3);
 /// How long after its grace period a terminating pod is overdue, so that its node is checked.
 const OVERDUE: Duration = Duration::from_secs(30);
 
@@ -176,14 +176,14 @@ impl PodSituation<'_> {
     }
 
     /// Suspends in two steps: the directive first, so that the loop can stop cleanly; then the deletion,
-    /// once the pod has reported that it stopped, has no contact, or [`SUSPEND_PATIENCE`] is over.
+    /// once the pod has reported that it stopped, has no contact, or [`SUSPEND_GRACE_PERIOD`] is over.
     fn suspend(&self, pod: &PodState) -> Intent {
         let stopped = self.report().is_some_and(|report| report.state == LoopState::Stopped);
-        let patience = SUSPEND_PATIENCE;
+        let grace_period = SUSPEND_GRACE_PERIOD;
         let asked = self.snapshot.memory.suspend_asked.unwrap_or(self.snapshot.now);
         let listens = self.snapshot.last_contact.is_some();
-        if listens && !stopped && !pod.ended && self.snapshot.now < asked + patience {
-            return Intent::AwaitStop(asked + patience);
+        if listens && !stopped && !pod.ended && self.snapshot.now < asked + grace_period {
+            return Intent::AwaitStop(asked + grace_period);
         }
         Intent::Remove(RestReason::Suspended)
     }

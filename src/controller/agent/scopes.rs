@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_task_that_waits_for_the_lists_goes_on_after_them() {
+    async fn every_task_that_waits_for_the_lists_continues_after_them() {
         let (scope, _writers) = AgentScope::new(None);
         let scope = Arc::new(scope);
         let mut tasks = tokio::task::JoinSet::new();

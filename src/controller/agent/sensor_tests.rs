@@ -6,7 +6,7 @@ use crate::api::sensor::SensorTotals;
 use crate::link::sensor_messages::SensorReport;
 
 #[test]
-fn sensors_are_healthy_until_one_fails_and_again_once_it_hears() {
+fn sensors_are_healthy_until_one_fails_and_again_once_it_recovers() {
     let report = |uid: &str, failure: Option<&str>| SensorReport {
         uid: uid.into(),
         generation: 1,

@@ -339,7 +339,7 @@ fn each_situation_of_the_contract_has_its_verdict() {
 }
 
 #[test]
-fn an_idle_loop_that_was_ended_needs_nobody_and_says_how_to_start_it_until_it_starts() {
+fn a_loop_ended_by_idleness_needs_no_person_and_explains_how_to_start_it() {
     let mut ending = Case::default();
     let report = &mut ending.last_report.as_mut().unwrap().report;
     report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::Idle);
@@ -430,7 +430,7 @@ fn every_combination_keeps_the_rules_of_conditions() {
 }
 
 #[test]
-fn a_rejected_key_of_the_light_model_is_stalled_names_the_field_and_goes_with_the_next_answer() {
+fn a_rejected_key_of_the_light_model_is_stalled_with_its_field_and_cleared_by_the_next_answer() {
     let mut case = Case {
         light: true,
         ..Case::default()
@@ -509,7 +509,7 @@ fn rules(status: &AgentStatus) -> KstatusVerdict {
 }
 
 #[test]
-fn the_same_facts_give_the_same_status() {
+fn the_same_facts_yield_the_same_status() {
     let first = Case::default().status();
     let again = Case {
         old: first.clone(),
@@ -519,7 +519,7 @@ fn the_same_facts_give_the_same_status() {
 }
 
 #[test]
-fn what_nobody_has_spoken_of_yet_stays_as_it_was() {
+fn what_has_not_been_reported_yet_keeps_its_status() {
     let mut before = Case {
         last_report: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
         ..Case::default()

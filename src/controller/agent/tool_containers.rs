@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_toolbox_gets_the_workspace_of_the_agent_and_the_image_of_the_pod() {
+    fn the_toolbox_has_the_workspace_of_the_agent_and_the_image_of_the_pod() {
         let tools = json!({"builtin": ["Files"], "toolbox": {"resources": {"limits": {"memory": "64Mi"}}}});
         let pod = pod_of(json!({"tools": tools, "workspace": {}}));
         let toolbox = container(&pod, "toolbox");
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_the_toolbox_go_where_the_platform_and_the_spec_allow() {
+    fn requests_of_the_toolbox_may_reach_what_the_platform_and_the_spec_allow() {
         let agent =
             json!({"builtin": ["HTTP"], "toolbox": {"http": {"allowedHosts": ["example.com", "*.example.com:8443"]}}});
         let tools: ToolsSpec = serde_json::from_value(agent).unwrap();

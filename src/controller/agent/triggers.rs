@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_write_asks_for_nothing() {
+    fn a_status_write_triggers_no_reconcile() {
         let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         let mut written = object(1, None);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_and_each_answer_to_a_gate_asks_once() {
+    fn each_request_and_each_answer_to_a_gate_triggers_one_reconcile() {
         for annotation in REQUESTS {
             let mut triggers = ReconcileTriggers::default();
             assert!(triggers.is_new(&object(1, None)));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn another_label_asks_once_since_other_budgets_may_select_it() {
+    fn another_label_triggers_one_reconcile_since_other_budgets_may_select_it() {
         let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         let mut labelled = object(1, None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_spec_and_each_new_request_ask_once() {
+    fn a_new_spec_and_each_new_request_trigger_one_reconcile() {
         let mut triggers = ReconcileTriggers::default();
         assert!(triggers.is_new(&object(1, None)));
         assert!(triggers.is_new(&object(2, None)));

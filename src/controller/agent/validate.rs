@@ -492,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_that_is_sent_over_plain_http_is_told_with_its_field() {
+    fn a_secret_sent_over_plain_http_is_reported_with_its_field() {
         let spec = |scheme: &str, secret: &serde_json::Value| -> AgentSpec {
             let model = serde_json::json!({
                 "api": "OpenAIChat", "name": "m", "baseURL": format!("{scheme}://models/v1"), "apiKeySecretRef": secret,
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_that_nobody_knows_is_named_with_its_field_and_the_fix() {
+    fn an_unknown_time_zone_is_reported_with_its_field_and_the_fix() {
         let agent = |hours: serde_json::Value| -> Agent {
             serde_json::from_value(serde_json::json!({
                 "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent", "metadata": {"name": "a"},

@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_told_only_once_it_is_written() {
+    fn a_grant_is_returned_only_once_it_is_written() {
         let mut book = book(1000);
         let (holder, request) = (holder("a"), asking("b", 100, vec![]));
         let pending = book.apply_request(&holder, |_| true, &request, at(1));
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_its_gateway_did_not_speak_of_ends_with_its_window_too() {
+    fn a_lease_that_its_gateway_did_not_report_ends_with_its_window_too() {
         let mut book = AccountBook::default();
         let daily = LedgerTerms {
             window: WindowRule::Calendar(CalendarPeriod::Daily, TimeZone::UTC),
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_written_every_fifteen_seconds_and_at_rest_nothing_is() {
+    fn unawaited_changes_are_written_every_fifteen_seconds_and_an_idle_account_never() {
         let mut book = book(1000);
         book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
@@ -715,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_ahead_does_not_wait_and_makes_no_write_of_its_own() {
+    fn a_request_in_advance_does_not_wait_and_causes_no_write_of_its_own() {
         let mut book = book(1000);
         let (holder, request) = (holder("a"), asking("b", 0, vec![]));
         let pending = book.apply_request(&holder, |_| true, &request, at(1));
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_calls_who_was_refused() {
+    fn a_returned_lease_notifies_the_refused_agent() {
         let mut book = book(150);
         let (a, b) = (holder("a"), holder("b"));
         book.apply_request(&a, |_| true, &asking("b", 100, vec![]), at(1));
@@ -771,7 +771,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spent_account_says_who_was_refused_and_when_it_has_room() {
+    fn a_spent_account_names_the_refused_agent_and_the_time_of_its_reset() {
         let mut book = book(100);
         book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
@@ -837,7 +837,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_first_half_minute_of_a_leader_a_budget_is_spent_only_when_all_have_asked() {
+    fn in_the_first_half_minute_of_a_leader_a_budget_is_exhausted_only_if_all_have_requested() {
         for (seconds, spent) in [(29, false), (30, true)] {
             let book = nearly_spent(150, seconds);
             let entry = book.entry("b").unwrap().1;
@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_asked_for_little_and_sleeps_does_not_hide_that_a_budget_is_spent() {
+    fn a_sleeping_agent_with_a_small_request_does_not_hide_an_exhausted_budget() {
         let mut book = nearly_spent(150, 40);
         book.apply_request(&holder("small"), |_| true, &asking("b", 30, vec![]), at(41));
         write(&mut book, 41);
@@ -858,7 +858,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_that_apply_no_more_hear_but_grant_nothing() {
+    fn accounts_that_no_longer_apply_accept_statements_and_grant_nothing() {
         let mut book = book(1000);
         let holder = holder("a");
         book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
@@ -872,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn another_agents_gateway_cannot_speak_for_a_lease() {
+    fn the_gateway_of_another_agent_cannot_report_a_lease() {
         let mut book = book(1000);
         book.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
@@ -886,7 +886,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_budget_has_the_last_word_and_an_unknown_account_none() {
+    fn a_deleted_budget_answers_with_the_final_epoch_and_an_unknown_account_with_none() {
         let mut book = book(1000);
         let holder = holder("a");
         book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
@@ -904,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_hears_of_every_lease_that_it_has_whatever_it_speaks_of() {
+    fn a_gateway_receives_every_lease_it_holds_whatever_it_reports() {
         let mut book = book(1000);
         let other = DocumentId {
             object: NamespacedName::new("ns", "other"),
@@ -930,7 +930,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_leader_tells_a_gateway_of_what_it_never_heard_of() {
+    fn the_next_leader_informs_a_gateway_of_leases_it_does_not_know() {
         let mut old = book(1000);
         old.apply_request(&holder("a"), |_| true, &asking("b", 100, vec![]), at(1));
         let record = write(&mut old, 1).remove(0).record;
@@ -947,7 +947,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_deleted_while_nobody_led_is_gone_once_it_was_missed_for_a_minute() {
+    fn a_budget_deleted_without_a_leader_is_forgotten_after_it_was_missing_for_a_minute() {
         let mut book = AccountBook::default();
         let (holder, request) = (holder("a"), saying("b", 1, 40, 0));
         let mut speak = |there: bool, seconds: i64| {
@@ -968,7 +968,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_leader_counts_every_holder_until_its_gateway_speaks() {
+    fn the_next_leader_counts_every_holder_until_its_gateway_reports() {
         let mut old = book(1000);
         let holder = holder("a");
         old.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));

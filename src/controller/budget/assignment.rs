@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_read_lets_nobody_call_whom_it_may_mean() {
+    fn an_unparseable_selector_blocks_every_agent_that_it_may_select() {
         let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
         for (place, spec, blocks) in [
             ("shop/b", json!({"selector": broken}), true),
@@ -758,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_calls_another_model_than_the_spec_names_is_told_that_ones_price() {
+    fn a_pod_that_calls_another_model_than_the_spec_receives_the_price_of_that_model() {
         let policy = PlatformPolicy {
             prices: BTreeMap::from([("opus".to_owned(), price_of("75"))]),
             ..PlatformPolicy::default()
@@ -800,7 +800,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_of_the_platform_that_limits_money_takes_no_price_of_an_agent() {
+    fn a_platform_budget_that_limits_cost_ignores_prices_of_agents() {
         let far = |limits: &Value| {
             budget(
                 "system/all",
@@ -833,7 +833,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_or_used_lets_nobody_call_and_one_read_before_limits_as_it_did() {
+    fn an_unreadable_or_unusable_budget_blocks_calls_and_a_known_one_keeps_its_limits() {
         let zone = json!({"selector": {}, "window": {"calendar": {"period": "Daily", "timeZone": "Mars/Base"}}});
         let unusable = scope(
             PlatformPolicy::default(),

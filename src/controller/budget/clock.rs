@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_goes_by_the_monotonic_clock() {
+    async fn time_follows_the_monotonic_clock() {
         let clock = LeaderClock::new(Timestamp::UNIX_EPOCH);
         tokio::time::advance(Duration::from_secs(90)).await;
         assert_eq!(

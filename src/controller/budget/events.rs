@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers_are_told_once_each() {
+    fn each_gate_and_each_answer_causes_one_event() {
         let none = json!({});
         let gate = |id: &str| {
             json!({"gates": [{
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn more_room_is_told_and_less_is_not() {
+    fn a_raised_limit_causes_an_event_and_a_lowered_one_does_not() {
         let none = json!({});
         let limits = |tokens: i64| json!({"limits": {"tokens": tokens}});
         let more = "the limit of this window is now 11 tokens";

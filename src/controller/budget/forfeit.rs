@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_comes_back_to_the_watch_starts_the_wait_anew() {
+    fn a_pod_that_reappears_in_the_watch_restarts_the_wait() {
         let mut seen = liveness(None);
         let lives = |seen: &mut HolderLiveness, second| {
             seen.holder_state(&holder(), &agent(), RecordPersistence::Gone, at(second)) == HolderState::MayCall

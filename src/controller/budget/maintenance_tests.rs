@@ -224,7 +224,7 @@ impl MaintenanceHarness {
 }
 
 #[tokio::test]
-async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_names_by_now() {
+async fn a_pod_receives_the_price_of_the_model_it_calls_whatever_the_spec_names_now() {
     let harness = MaintenanceHarness::new(false, true);
     let dollar = || ModelPrice {
         input_per_million: "1".into(),
@@ -241,7 +241,7 @@ async fn a_pod_is_told_the_price_of_the_model_that_it_calls_whatever_the_spec_na
 }
 
 #[tokio::test]
-async fn a_gateway_of_version_1_gets_the_prices_of_the_models_of_the_spec_without_their_names() {
+async fn a_gateway_of_version_1_receives_the_prices_of_the_models_of_the_spec_without_names() {
     let price = |dollars: &str| json!({"inputPerMillion": dollars, "outputPerMillion": dollars});
     let harness = MaintenanceHarness::new(false, true);
     let model = |name: &str, dollars: &str| json!({"api": "Scripted", "name": name, "price": price(dollars)});
@@ -264,7 +264,7 @@ async fn a_gateway_of_version_1_gets_the_prices_of_the_models_of_the_spec_withou
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_pod_held_that_ended_counts_as_spent_and_is_the_gateways_no_more() {
+async fn leases_of_an_ended_pod_count_as_spent_and_are_lost_to_its_gateway() {
     for phase in ["Failed", "Succeeded"] {
         let harness = MaintenanceHarness::new(true, true);
         harness.says(&holder("record", "pod-1"), 30).await;
@@ -342,7 +342,7 @@ async fn of_a_window_that_lasts_the_exact_numbers_are_waited_for_as_long_as_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_lives_is_never_buried_however_long_it_is_silent() {
+async fn the_lease_of_a_live_pod_is_never_forfeited_however_long_it_is_silent() {
     for ephemeral in [true, false] {
         let harness = MaintenanceHarness::new(ephemeral, true);
         for phase in ["Pending", "Running", "Unknown"] {
@@ -354,7 +354,7 @@ async fn who_lives_is_never_buried_however_long_it_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_buried_while_it_is_not_known_which_pods_there_are() {
+async fn no_lease_is_forfeited_while_the_list_of_pods_is_unknown() {
     let harness = MaintenanceHarness::new(true, false);
     harness.budgets.pod_gone(&key());
     harness.wait(1_000).await;
@@ -386,7 +386,7 @@ async fn a_pod_of_another_uid_is_another_pod() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_gateway_of_an_agent_that_is_gone_is_buried_with_its_volume() {
+async fn the_lease_of_a_deleted_agent_is_forfeited_with_its_volume() {
     let harness = MaintenanceHarness::new(false, true);
     harness.budgets.pod_gone(&key());
     harness.budgets.agent_gone(&key());
@@ -416,7 +416,7 @@ fn closing(spent: i64) -> LeaseRequest {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
+async fn a_pod_whose_agent_was_deleted_returns_its_leases() {
     let harness = MaintenanceHarness::new(false, true);
     harness.budgets.agent_gone(&key());
     let first = holder("record", "pod-1");
@@ -432,7 +432,7 @@ async fn a_pod_whose_agent_was_deleted_gives_back_what_it_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_but_the_pod_that_held_a_lease_gives_it_back() {
+async fn only_the_pod_that_held_a_lease_can_return_it() {
     let harness = MaintenanceHarness::new(false, true);
     harness.budgets.agent_gone(&key());
     for stranger in [holder("record", "pod-2"), holder("another", "pod-1")] {
@@ -482,7 +482,7 @@ fn exhausted(harness: &MaintenanceHarness) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
+async fn a_refused_agent_that_stopped_waiting_exhausts_nothing() {
     type Change = fn(&MaintenanceHarness);
     let changes: [(&str, Change); 5] = [
         ("suspended", |harness| harness.agent(&json!({"suspend": true}))),
@@ -512,7 +512,7 @@ async fn a_refused_agent_that_waits_no_more_exhausts_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_try_again_and_does_not_waits_no_more_after_twice_its_pause() {
+async fn a_waiter_that_does_not_retry_is_dropped_after_twice_its_pause() {
     let harness = refused("Pause");
     harness.wait(29).await;
     assert!(exhausted(&harness));

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_news_only_when_it_says_something_else() {
+    fn a_status_is_urgent_only_if_more_than_counters_changed() {
         let mut harness = PresenterHarness::new("Pause", false);
         assert!(
             harness.presenter.is_urgent(&harness.view()),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_cannot_be_read_is_written_anew() {
+    fn an_unreadable_status_is_rewritten() {
         let mut harness = PresenterHarness::new("Pause", false);
         let fresh = harness.presenter.status(&harness.view());
         harness.shown.insert("conditions".into(), json!("of another version"));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_told_by_events_about_the_budget() {
+    fn a_written_status_causes_events_about_the_budget() {
         let mut harness = PresenterHarness::new("Pause", true);
         let before = harness.write();
         harness.presenter.written(&harness.budget, &before, &harness.shown);

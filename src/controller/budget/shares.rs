@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_with_an_end_says_when_and_one_for_ever_says_nothing() {
+    fn a_window_with_an_end_has_a_reset_time_and_a_lifetime_window_has_none() {
         let daily = serde_json::json!({"calendar": {"period": "Daily", "timeZone": "UTC"}});
         let left = left_of(&daily, 1, 0);
         assert_eq!(

@@ -241,7 +241,7 @@ fn near_limit_trips_at_the_percentage_and_not_below() {
 }
 
 #[test]
-fn exhausted_trips_when_all_is_used_and_clears_when_the_window_lets_go() {
+fn exhausted_is_set_when_all_is_used_and_cleared_when_the_window_has_room() {
     let mut harness = StatusHarness::new(&json!({}));
     harness.spend("a", 1, 999, 1);
     assert_eq!(
@@ -377,7 +377,7 @@ fn stop_holds_through_its_window_and_a_failover_until_more_is_added() {
 }
 
 #[test]
-fn ask_opens_one_gate_and_its_approval_adds_once() {
+fn on_exhausted_ask_opens_one_gate_and_its_approval_adds_once() {
     let mut harness = StatusHarness::new(&json!({"onExhausted": "Ask", "ask": {"topUp": {"tokens": 50}}}));
     harness.spend("a", 1, 1000, 1);
     let gate = harness.status.gates[0].clone();
@@ -444,7 +444,7 @@ fn an_approval_of_other_terms_is_none() {
 }
 
 #[test]
-fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
+fn a_denied_gate_waits_for_its_window_and_reopens_only_at_the_next_exhaustion() {
     let mut harness = StatusHarness::new(&json!({"onExhausted": "Ask"}));
     harness.spend("a", 1, 1000, 1);
     let gate = harness.status.gates[0].clone();
@@ -465,14 +465,14 @@ fn a_denied_gate_waits_for_its_window_and_asks_again_only_in_the_next_need() {
 }
 
 #[test]
-fn a_quarter_is_offered_where_nobody_says_how_much() {
+fn the_default_top_up_offer_is_a_quarter_of_the_limit() {
     let harness = StatusHarness::new(&json!({"onExhausted": "Ask", "limits": {"tokens": 1000, "costUSD": "2.00"}}));
     let offer = approval::offer(&harness.budget);
     assert_eq!((offer.tokens, offer.cost, offer.calls), (250, 500_000, 0));
 }
 
 #[test]
-fn a_platform_budget_outside_the_controllers_namespace_says_that_it_selects_nobody() {
+fn a_platform_budget_outside_the_controllers_namespace_is_refused_and_selects_no_agent() {
     let spec = json!({"selector": {}, "namespaceSelector": {}});
     let mut harness = StatusHarness::new(&spec);
     let status = harness.write(0).clone();
@@ -488,7 +488,7 @@ fn a_platform_budget_outside_the_controllers_namespace_says_that_it_selects_nobo
 }
 
 #[test]
-fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
+fn an_invalid_spec_is_reported_and_shows_no_figures() {
     let harness = StatusHarness::new(&json!({}));
     let input = BudgetStatusInput {
         entry: Err(
@@ -504,7 +504,7 @@ fn a_spec_that_cannot_be_used_is_said_and_shows_no_figures() {
 }
 
 #[test]
-fn a_limit_of_nothing_says_that_it_blocks_everything_until_it_is_raised() {
+fn a_limit_of_zero_reports_that_it_blocks_everything_until_it_is_raised() {
     for action in ["Pause", "Ask", "Stop"] {
         let mut harness = StatusHarness::new(&json!({"limits": {"calls": 5, "tokens": 0}, "onExhausted": action}));
         let status = harness.write(0).clone();
@@ -540,7 +540,7 @@ fn a_limit_of_nothing_says_that_it_blocks_everything_until_it_is_raised() {
 }
 
 #[test]
-fn a_top_up_of_a_kind_that_is_not_limited_is_said_to_add_nothing() {
+fn a_top_up_of_an_unlimited_kind_is_reported_to_add_nothing() {
     let mut harness =
         StatusHarness::new(&json!({"topUps": [{"id": "a", "tokens": 1}, {"id": "b", "tokens": 1, "costUSD": "1"}]}));
     let message = |status: &AgentBudgetStatus| condition(status, ConditionType::Accepted).message.clone();
@@ -553,7 +553,7 @@ fn a_top_up_of_a_kind_that_is_not_limited_is_said_to_add_nothing() {
 }
 
 #[test]
-fn a_selector_that_cannot_be_read_is_said_on_the_budget() {
+fn an_unparseable_selector_is_reported_on_the_budget() {
     let broken = json!({"matchExpressions": [{"key": "team", "operator": "In"}]});
     let harness = StatusHarness::new(&json!({"selector": broken}));
     let facts = BudgetFacts::of(&Arc::new(harness.budget.clone()));
@@ -582,7 +582,7 @@ fn a_second_top_up_is_appended() {
 }
 
 #[test]
-fn a_record_that_is_refused_is_said_until_one_is_written() {
+fn a_refused_record_is_reported_until_one_is_written() {
     let mut harness = StatusHarness::new(&json!({}));
     harness.write(0);
     let message = "admission webhook \"policy\" denied the request";

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn namespaces_that_may_not_be_listed_are_asked_for_every_ten_minutes() {
+    async fn forbidden_namespace_lists_are_retried_every_ten_minutes() {
         for (seconds, times) in [(1, 1), (599, 1), (601, 2), (1_201, 3)] {
             let (budgets, asked) = forbidden();
             let ended = timeout(Duration::from_secs(seconds), budgets.watch_namespaces()).await;

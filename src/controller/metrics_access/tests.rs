@@ -154,7 +154,7 @@ async fn without_authentication_anyone_reads() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_get_the_url_reads_and_others_are_told_why_they_may_not() {
+async fn a_user_with_access_to_the_url_reads_metrics_and_others_receive_the_reason() {
     let harness = AccessHarness::new(MetricsAuthentication::Token);
     assert_eq!(harness.scrape(Some("bearer reader-1")).await, (200, "series\n".into()));
     let asked = harness.reviews.rights.lock().unwrap().pop().unwrap();
@@ -266,7 +266,7 @@ async fn a_denial_ends_what_was_allowed_before_also_during_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_is_refused_once_its_rejection_is_known_also_to_who_waits_for_another_answer() {
+async fn a_known_rejection_of_a_token_also_ends_pending_requests() {
     let harness = AccessHarness::new(MetricsAuthentication::Token);
     assert_eq!(harness.with_token("reader-a").await, 200);
     tokio::time::advance(ANSWER_LIFETIME).await;
@@ -280,7 +280,7 @@ async fn a_token_is_refused_once_its_rejection_is_known_also_to_who_waits_for_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_late_is_remembered() {
+async fn a_late_answer_is_cached() {
     for (revoked, expected) in [("reader-a", 401), ("the role", 403), ("another", 200)] {
         let harness = AccessHarness::new(MetricsAuthentication::Token);
         assert_eq!(harness.with_token("reader-a").await, 200);
@@ -306,7 +306,7 @@ async fn an_api_server_that_refuses_the_review_itself_is_not_unreachable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn during_an_outage_the_api_server_is_asked_again_every_few_seconds() {
+async fn during_an_outage_the_api_server_is_retried_every_few_seconds() {
     let harness = AccessHarness::new(MetricsAuthentication::Token);
     assert_eq!(harness.with_token("reader-1").await, 200);
     harness.reviews.fail(ServerFailure::Silent);
@@ -327,7 +327,7 @@ async fn during_an_outage_the_api_server_is_asked_again_every_few_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_answers_are_kept_and_the_oldest_goes_first() {
+async fn a_bounded_number_of_answers_is_cached_and_the_oldest_is_evicted_first() {
     let harness = AccessHarness::new(MetricsAuthentication::Token);
     for number in 0..MAX_KEPT {
         assert_eq!(harness.with_token(&format!("reader-{number}")).await, 200);
@@ -356,7 +356,7 @@ async fn refusals_never_replace_what_is_known_of_readers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rejected_token_is_asked_about_again_after_ten_seconds() {
+async fn a_rejected_token_is_reviewed_again_after_ten_seconds() {
     let harness = AccessHarness::new(MetricsAuthentication::Token);
     for _ in 0..100 {
         assert_eq!(harness.with_token("late").await, 401);

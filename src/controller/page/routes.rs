@@ -336,7 +336,7 @@ impl SessionReader {
             };
             let mut text = live::changes(&self.shown, &parts);
             self.shown = parts;
-            if text.is_empty() && self.written.elapsed() >= live::SILENCE {
+            if text.is_empty() && self.written.elapsed() >= live::KEEP_ALIVE_INTERVAL {
                 text = live::COMMENT.into();
             }
             if !text.is_empty() {

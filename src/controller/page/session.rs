@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn users_who_hold_all_sessions_keep_no_other_out() {
+    async fn users_of_all_sessions_do_not_lock_out_others() {
         let table = PageSessionTable::default();
         let mut held = Vec::new();
         for number in 0..MAX_SESSIONS {

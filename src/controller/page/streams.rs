@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn with_one_place_left_nobody_loses_a_stream_and_without_the_oldest_of_who_has_most_ends() {
+    fn with_one_free_slot_no_stream_is_closed_and_without_one_the_oldest_of_the_heaviest_user_is() {
         let table = Arc::default();
         let mut held = hold(&table, MAX_READERS / MAX_READERS_OF_ONE, MAX_READERS_OF_ONE);
         held[0].pop();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_taken_only_from_a_user_who_has_two_more() {
+    fn a_slot_is_reassigned_only_from_a_user_who_has_two_more() {
         let table = Arc::default();
         let held = hold(&table, MAX_READERS / 2, 2);
         let of_new = table.open("new").unwrap();

@@ -88,7 +88,7 @@ fn subscribe(sessions: &PodSessions, agent: &NamespacedName) -> Result<PageRecei
 }
 
 #[test]
-fn a_tenant_who_holds_all_places_of_readers_gives_way_to_another_one() {
+fn a_tenant_that_uses_all_reader_slots_loses_one_to_another_tenant() {
     let (sessions, _changed) = PodSessions::new();
     let agents = READINGS_OF_ALL / READINGS_OF_ONE;
     let _other = subscribe_all(&sessions, "team-b", 1);

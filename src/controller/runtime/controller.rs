@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_run_waits_for_its_reconciles_and_aborts_those_that_take_longer_than_the_grace_period() {
+    async fn a_run_waits_for_its_reconciles_and_aborts_those_beyond_the_grace_period() {
         assert_eq!(stopped_during("ends").await, Duration::ZERO);
         let took = stopped_during("hangs").await;
         assert!((GRACE..GRACE + Duration::from_millis(10)).contains(&took), "{took:?}");

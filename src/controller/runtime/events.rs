@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_series_ends_if_its_event_is_gone() {
+    async fn a_series_ends_if_its_event_is_deleted() {
         let server = EventServer::default();
         let mut recorder = server.recorder();
         recorder.record(answered("by ann"), helper(1), at(1)).await.unwrap();
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_oldest_of_too_many_events_is_forgotten() {
+    async fn the_oldest_of_too_many_events_is_evicted() {
         let server = EventServer::default();
         let mut recorder = server.recorder();
         let last = i64::try_from(MAX_RECENT).unwrap();

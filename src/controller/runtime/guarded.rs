@@ -215,7 +215,7 @@ mod tests {
     #[case(json!({"suspend": 7}), "invalid type: integer, expected a boolean")]
     #[case(json!({}), "missing field `model`")]
     #[case(json!(null), "invalid type: null, expected ")]
-    fn an_object_that_cannot_be_parsed_keeps_its_metadata_and_says_why(#[case] spec: Value, #[case] why: &str) {
+    fn an_unparseable_object_keeps_its_metadata_and_its_error(#[case] spec: Value, #[case] why: &str) {
         let mut object = agent(&spec);
         let invalid = decode(&object).0.unwrap_err();
         let message = describe(&invalid.error);

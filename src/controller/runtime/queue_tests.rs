@@ -259,7 +259,7 @@ fn after_a_shutdown_nothing_is_handed_out_or_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delayed_key_is_taken_by_whichever_worker_is_idle() {
+async fn a_delayed_key_is_processed_by_any_idle_worker() {
     let queue = new_queue();
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
     for _ in 0..2 {
@@ -298,7 +298,7 @@ async fn a_shutdown_ends_all_workers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn many_workers_take_every_key_and_no_key_twice_at_once() {
+async fn concurrent_workers_process_every_key_and_no_key_twice_at_once() {
     let queue = new_queue();
     let busy = Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let (taken, mut seen) = tokio::sync::mpsc::unbounded_channel();
@@ -330,7 +330,7 @@ async fn many_workers_take_every_key_and_no_key_twice_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_is_measured_as_that_of_client_go() {
+async fn a_queue_has_the_metrics_of_client_go() {
     let metrics = Metrics::new().unwrap();
     let queue = super::queue::<&str>(&metrics, "agent");
     let read = |name: &str| {

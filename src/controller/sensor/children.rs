@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_counts_by_label_and_name_and_says_who_owns_it() {
+    fn an_object_is_identified_by_label_and_name_and_has_its_owner() {
         assert_eq!(key(&set("s-sensor", "o"), ChildKind::Set), Some(of("n")));
         assert_eq!(key(&set("s-sensor", "o"), ChildKind::Service), None);
         assert_eq!(key(&set("other", "o"), ChildKind::Set), None);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_each_kind_was_listed_and_a_list_says_what_went_meanwhile() {
+    fn nothing_is_known_before_each_kind_was_listed_and_a_list_reveals_deletions() {
         let mut table = ChildIndex::default();
         let here = || BTreeMap::from([(of("n"), ObservedChild::set(&set("s-sensor", "o")))]);
         assert_eq!(table.listed((ChildKind::Set, None), here()), [of("n")].into());

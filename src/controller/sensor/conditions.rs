@@ -10,7 +10,7 @@ use super::pod;
 use super::status::{OwnPod, SensorStatusInput};
 use super::validate::plain_http;
 use crate::api::condition::ConditionType;
-use crate::controller::delivery_relay::SILENCE;
+use crate::controller::delivery_relay::REPORT_TIMEOUT;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
 use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
@@ -203,7 +203,7 @@ impl SensorConditions<'_> {
         let message = match own.pod {
             Some(_) if runs => format!(
                 "pod {pod} has not reported for {} s: check its log and whether its node is ready",
-                SILENCE.as_secs()
+                REPORT_TIMEOUT.as_secs()
             ),
             Some(state) => format!("pod {pod} is not ready: {}; see its Events", state.message),
             None => format!(

@@ -25,7 +25,7 @@ use super::rollout::ReplacementQueue;
 use super::secrets::SecretLookup;
 use super::snapshot::SensorSnapshot;
 use crate::api::{NamespacedName, Sensor};
-use crate::controller::delivery_relay::{SILENCE, SensorSession};
+use crate::controller::delivery_relay::{REPORT_TIMEOUT, SensorSession};
 use crate::controller::runtime::pod_state::PodState;
 use crate::controller::runtime::status_writer::LastStatus;
 
@@ -167,7 +167,7 @@ fn a_running_pod_waits_for_its_turn_with_a_place_in_the_queue() {
 }
 
 #[test]
-fn the_session_of_an_earlier_pod_says_nothing_about_the_pod_that_is_expected_now() {
+fn the_session_of_an_earlier_pod_does_not_affect_the_health_of_the_expected_pod() {
     let session = |uid: &str| SensorSession {
         pod_uid: uid.into(),
         last_report: None,
@@ -201,8 +201,8 @@ fn a_pod_that_never_came_up_is_silent_after_as_long_as_one_that_stopped_reportin
         Publication::of(&observed, &plan(&observed), &AppliedSteps::default()).pod_health
     };
     assert_eq!(
-        health(SILENCE.saturating_sub(Duration::from_millis(1))),
+        health(REPORT_TIMEOUT.saturating_sub(Duration::from_millis(1))),
         PodHealth::Healthy
     );
-    assert!(matches!(health(SILENCE), PodHealth::Failing(_)));
+    assert!(matches!(health(REPORT_TIMEOUT), PodHealth::Failing(_)));
 }

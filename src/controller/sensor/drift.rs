@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_field_from_us_is_corrected_and_what_adds_its_own_is_not() {
+    fn a_takeover_of_an_owned_field_is_corrected_and_an_additional_field_is_kept() {
         let (whole, part) = (json!({"f:replicas": {}, "f:template": {}}), json!({"f:template": {}}));
         let now = Instant::now();
         let mut baselines = DriftBaselines::default();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarrel_goes_slowly() {
+    fn conflicting_changes_are_corrected_slowly() {
         let now = Instant::now();
         let mut baselines = DriftBaselines::default();
         baselines.applied(ChildKind::Policy, &child(&[ours(&json!({"f:a": {}}))]), Some(now));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_leader_applies_again_only_what_somebody_touched_last() {
+    fn a_new_leader_reapplies_only_objects_last_changed_by_others() {
         let now = Instant::now();
         let fields = json!({"f:a": {}});
         let look =

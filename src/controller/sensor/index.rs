@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_to_whom_it_concerns_and_a_repeat_to_nobody() {
+    fn a_change_notifies_the_affected_receivers_once() {
         let mut index = index();
         let both = json!({"agentSelector": {}});
         assert_eq!(
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_while_nobody_looked_is_gone_after_the_next_list() {
+    fn objects_deleted_in_the_meantime_are_removed_by_the_next_list() {
         let mut index = index();
         index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["a"]})));
         assert_eq!(names(&index.sensors_listed(None, &BTreeSet::new())).0, ["a"]);
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_asks_for_the_sensors_of_which_it_says_something_new() {
+    fn a_report_enqueues_only_the_sensors_with_new_data() {
         let mut index = index();
         for name in ["s", "t"] {
             index.sensor_seen(sensor(name, 1, &json!({"agentNames": ["a"]})));

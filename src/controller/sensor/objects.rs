@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_that_no_container_takes_is_refused_and_one_byte_less_is_not() {
+    fn a_configuration_above_the_size_limit_is_refused_and_one_byte_less_is_not() {
         assert_eq!(oversize(MAX_CONFIG), None);
         assert!(oversize(MAX_CONFIG + 1).unwrap().contains("122880"));
     }

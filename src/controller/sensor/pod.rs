@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn each_source_gets_its_own_secret_and_no_other() {
+    fn each_source_mounts_its_own_secret_and_no_other() {
         let pod = template(&webhook());
         assert_eq!(names(&pod["volumes"]), ["link-token", "link-ca", "key"]);
         assert_eq!(
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outbox_has_a_claim_that_goes_with_the_sensor_unless_it_is_ephemeral() {
+    fn the_outbox_has_a_claim_that_is_deleted_with_the_sensor_unless_it_is_ephemeral() {
         let durable = set(&webhook());
         let claim = &durable["spec"]["volumeClaimTemplates"][0];
         assert_eq!(claim["metadata"]["name"], "outbox");
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_is_what_somebody_wrote_for_the_pod() {
+    fn only_changes_of_the_spec_by_a_user_are_an_edit() {
         let before = SpecEdit::of(&webhook());
         assert_eq!(SpecEdit::parse(&before.text()), Some(before.clone()));
         assert_eq!(SpecEdit::parse("of another version"), None);
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_gets_the_variables_of_the_settings_after_its_configuration() {
+    fn the_pod_has_the_variables_of_the_settings_after_its_configuration() {
         let variable = EnvVar {
             name: "OTEL_LOGS_EXPORTER".into(),
             value: Some("otlp".into()),
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_lets_senders_to_the_webhook_in_and_nobody_else() {
+    fn the_network_policy_admits_only_senders_to_the_webhook() {
         let policy = |sensor: &Sensor| serde_json::to_value(network_policy(sensor)).unwrap()["spec"].clone();
         let hook = policy(&webhook());
         assert_eq!(hook["podSelector"]["matchLabels"], json!({"agentloop.dev/sensor": "s"}));

@@ -20,7 +20,7 @@ use super::status::{self, ComputedStatus, OwnPod, SensorStatusInput, compute, ur
 use crate::api::condition::{self, ConditionType};
 use crate::api::sensor::SensorStatus;
 use crate::api::{NamespacedName, Sensor};
-use crate::controller::delivery_relay::{SILENCE, SensorSession};
+use crate::controller::delivery_relay::{REPORT_TIMEOUT, SensorSession};
 use crate::controller::runtime::backoff::{REFERENCES, until};
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::status_throttle::StatusStep;
@@ -87,7 +87,7 @@ fn silence(snapshot: &SensorSnapshot, session: Option<&SensorSession>) -> (bool,
         return (session.silent, None);
     }
     let waited = snapshot.at.saturating_duration_since(snapshot.memory.since);
-    let left = SILENCE.saturating_sub(waited);
+    let left = REPORT_TIMEOUT.saturating_sub(waited);
     (left.is_zero(), (!left.is_zero()).then_some(left))
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const PACE: Duration = Duration::from_secs(5);
 /// Time from the start of leadership to the first replacement. While an upgrade rolls out, old and new replicas may
 /// lead in turn, and pods must not be replaced back and forth.
-const PATIENCE: Duration = Duration::from_mins(1);
+const FIRST_REPLACEMENT_DELAY: Duration = Duration::from_mins(1);
 
 /// The replacement queue of one leader.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Default for ReplacementQueue {
 impl ReplacementQueue {
     /// The queue of a leader that leads since `start`.
     pub(super) fn since(start: Instant) -> Self {
-        let begin = start + PATIENCE;
+        let begin = start + FIRST_REPLACEMENT_DELAY;
         Self {
             begin,
             end: begin,
@@ -104,18 +104,18 @@ mod tests {
     }
 
     #[test]
-    fn a_look_at_the_queue_says_what_taking_the_turn_would_say_and_takes_no_place() {
+    fn a_peek_at_the_queue_returns_the_same_wait_as_a_reservation_and_reserves_nothing() {
         let start = Instant::now();
         let mut turns = ReplacementQueue::since(start);
         let mut other = None;
-        assert_eq!(turns.wait(None, start), PATIENCE);
-        assert_eq!(turns.wait(None, start), PATIENCE, "nothing was reserved");
+        assert_eq!(turns.wait(None, start), FIRST_REPLACEMENT_DELAY);
+        assert_eq!(turns.wait(None, start), FIRST_REPLACEMENT_DELAY, "nothing was reserved");
         turns.reserve(&mut other, start);
-        assert_eq!(turns.wait(None, start), PATIENCE + PACE);
-        assert_eq!(turns.wait(other, start + PATIENCE), Duration::ZERO);
-        assert_eq!(turns.take(&mut other, start + PATIENCE), Ok(()));
+        assert_eq!(turns.wait(None, start), FIRST_REPLACEMENT_DELAY + PACE);
+        assert_eq!(turns.wait(other, start + FIRST_REPLACEMENT_DELAY), Duration::ZERO);
+        assert_eq!(turns.take(&mut other, start + FIRST_REPLACEMENT_DELAY), Ok(()));
         assert_eq!(
-            turns.wait(Some(start), start + PATIENCE),
+            turns.wait(Some(start), start + FIRST_REPLACEMENT_DELAY),
             PACE,
             "another pod just had its turn"
         );
@@ -125,7 +125,7 @@ mod tests {
     fn what_does_not_run_waits_for_no_other() {
         let start = Instant::now();
         let turns = ReplacementQueue::since(start);
-        assert_eq!(turns.wait_idle(start), PATIENCE);
-        assert_eq!(turns.wait_idle(start + PATIENCE), Duration::ZERO);
+        assert_eq!(turns.wait_idle(start), FIRST_REPLACEMENT_DELAY);
+        assert_eq!(turns.wait_idle(start + FIRST_REPLACEMENT_DELAY), Duration::ZERO);
     }
 }

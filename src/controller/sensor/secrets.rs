@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_its_field_and_a_fix() {
+    fn a_missing_secret_or_key_is_reported_with_its_field_and_a_fix() {
         let tls = json!({"caSecretRef": {"name": "roots"}, "clientCertificateSecretRef": {"name": "me"}});
         let source =
             || json!({"stream": {"webSocket": {"url": "wss://a", "headersSecretRef": {"name": "keys"}, "tls": tls}}});

@@ -47,7 +47,7 @@ pub(super) struct OwnPod<'a> {
     pub(super) pod: Option<&'a PodState>,
     /// Its latest report.
     pub(super) last_report: Option<&'a SensorPodReport>,
-    /// No report for [`SILENCE`](crate::controller::delivery_relay::SILENCE), or no pod for as long.
+    /// No report for [`REPORT_TIMEOUT`](crate::controller::delivery_relay::REPORT_TIMEOUT), or no pod for as long.
     pub(super) silent: bool,
     /// Why there is no pod that matches the spec.
     pub(super) obstacle: Option<&'a SensorObstacle>,

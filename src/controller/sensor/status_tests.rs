@@ -150,7 +150,7 @@ impl Case {
     }
 }
 
-fn told(old: &SensorStatus, new: &SensorStatus) -> Vec<String> {
+fn event_reasons(old: &SensorStatus, new: &SensorStatus) -> Vec<String> {
     let notices = events::from_status(old, new);
     notices.into_iter().map(|notice| notice.reason).collect()
 }
@@ -160,7 +160,7 @@ fn is(status: &str, reason: &str) -> (String, String) {
 }
 
 #[test]
-fn a_clock_that_runs_is_ready_and_saying_so_again_changes_nothing() {
+fn a_running_schedule_is_ready_and_a_repeated_status_changes_nothing() {
     let mut case = Case::default();
     let status = case.write();
     assert_eq!(case.reason(ConditionType::Ready), is("True", "Listening"));
@@ -172,7 +172,7 @@ fn a_clock_that_runs_is_ready_and_saying_so_again_changes_nothing() {
 }
 
 #[test]
-fn a_spec_that_cannot_be_used_is_stalled_and_told_once() {
+fn an_invalid_spec_is_stalled_and_causes_one_event() {
     let mut case = Case {
         problem: Some("spec.updates[0].value: no such function"),
         ..Case::default()
@@ -187,8 +187,8 @@ fn a_spec_that_cannot_be_used_is_stalled_and_told_once() {
             .2
             .starts_with("spec.updates[0].value: ")
     );
-    assert_eq!(told(&SensorStatus::default(), &refused), ["InvalidSpec"]);
-    assert_eq!(told(&refused, &refused), [""; 0]);
+    assert_eq!(event_reasons(&SensorStatus::default(), &refused), ["InvalidSpec"]);
+    assert_eq!(event_reasons(&refused, &refused), [""; 0]);
     case.problem = None;
     let good = case.write();
     assert!(find(&good.conditions, ConditionType::Stalled).is_none());
@@ -211,12 +211,12 @@ fn a_streak_of_failures_is_one_event_and_its_end_another() {
         case.says(ConditionType::Connected).2,
         "in the pod of Agent a: field change is missing"
     );
-    assert_eq!(told(&good, &first), ["SensorFailing"]);
+    assert_eq!(event_reasons(&good, &first), ["SensorFailing"]);
     let second = fail(&mut case, 2, "another word");
-    assert_eq!(told(&first, &second), [""; 0]);
+    assert_eq!(event_reasons(&first, &second), [""; 0]);
     assert_eq!(urgent(&first), urgent(&second), "the number of failures is not urgent");
     let again = fail(&mut case, 0, "");
-    assert_eq!(told(&second, &again), ["Recovered"]);
+    assert_eq!(event_reasons(&second, &again), ["Recovered"]);
     assert!(find(&again.conditions, ConditionType::Reconciling).is_none());
     assert_eq!(again.consecutive_failures, 0);
 }
@@ -232,7 +232,7 @@ fn waits_for(reason: &str) -> PodState {
 }
 
 #[test]
-fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
+fn a_failure_of_its_own_pod_is_reported_once_and_persists_until_the_pod_reports() {
     let mut case = Case {
         own: Some(Owned::default()),
         ..Case::default()
@@ -245,10 +245,10 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
     assert_eq!((status.as_str(), reason.as_str()), ("False", "ImagePullFailed"));
     assert!(message.contains("agentloop-sensor"), "{message}");
     let failed = case.write();
-    assert_eq!(told(&starting, &failed), ["ImagePullFailed"]);
+    assert_eq!(event_reasons(&starting, &failed), ["ImagePullFailed"]);
     own(&mut case, "CrashLoopBackOff");
     let crashed = case.write();
-    assert_eq!(told(&failed, &crashed), [""; 0], "the same streak");
+    assert_eq!(event_reasons(&failed, &crashed), [""; 0], "the same streak");
     own(&mut case, "ContainerCreating");
     assert_eq!(
         case.reason(ConditionType::Connected),
@@ -260,7 +260,7 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
         pending_deliveries: 2,
     });
     let well = case.write();
-    assert_eq!(told(&crashed, &well), ["Recovered"]);
+    assert_eq!(event_reasons(&crashed, &well), ["Recovered"]);
     assert_eq!((well.totals.events, well.pending_deliveries), (3, Some(2)));
     assert_eq!(
         (well.receivers.len(), well.receivers[0].uid.as_str()),
@@ -272,7 +272,7 @@ fn what_keeps_its_own_pod_down_is_said_once_and_stands_until_the_pod_speaks() {
 }
 
 #[test]
-fn what_scores_did_in_receivers_counts_with_what_its_own_pod_did_and_says_nothing_of_how_it_is() {
+fn scores_of_receivers_add_to_the_totals_and_do_not_affect_readiness() {
     let own = Owned {
         last_report: Some(SensorPodReport {
             report: report(3),
@@ -313,14 +313,14 @@ fn suspended_it_is_ready_and_waits_for_nothing() {
     let suspended = case.write();
     assert_eq!(case.reason(ConditionType::Ready), is("True", "SuspendedBySpec"));
     assert_eq!(suspended.next_attempt_at, None);
-    assert_eq!(told(&running, &suspended), ["Suspended"]);
+    assert_eq!(event_reasons(&running, &suspended), ["Suspended"]);
     case.suspend = false;
     let resumed = case.write();
-    assert_eq!(told(&suspended, &resumed), ["Resumed"]);
+    assert_eq!(event_reasons(&suspended, &resumed), ["Resumed"]);
 }
 
 #[test]
-fn receivers_that_are_absent_or_rest_are_said_and_no_mistake() {
+fn absent_or_suspended_receivers_are_reported_and_are_no_error() {
     let mut case = Case {
         receivers: Vec::new(),
         absent: vec!["a".into()],
@@ -346,7 +346,7 @@ fn receivers_that_are_absent_or_rest_are_said_and_no_mistake() {
 }
 
 #[test]
-fn what_a_pod_says_of_an_older_spec_is_counted_and_says_nothing_of_the_new_one() {
+fn a_report_for_an_older_spec_is_counted_and_does_not_affect_the_state_of_the_new_one() {
     let mut case = Case::default();
     let old = case.receivers[0].report.as_mut().unwrap();
     (old.generation, old.totals, old.failure) = (1, totals(3), Some("of the old one".into()));
@@ -355,7 +355,7 @@ fn what_a_pod_says_of_an_older_spec_is_counted_and_says_nothing_of_the_new_one()
 }
 
 #[test]
-fn a_receiver_that_forgets_with_its_pod_is_named() {
+fn a_receiver_without_durable_state_is_named() {
     let mut case = Case::default();
     case.receivers[0].facts.ephemeral = true;
     let (status, reason, message) = case.says(ConditionType::Durable);
@@ -419,7 +419,7 @@ fn totals_are_those_of_all_receivers_and_never_step_back() {
 }
 
 #[test]
-fn one_that_receives_no_more_is_counted_once_should_it_receive_again() {
+fn a_former_receiver_is_counted_once_when_it_receives_again() {
     let mut case = Case::default();
     case.receivers[0].report = Some(report(5));
     case.write();
@@ -480,7 +480,7 @@ fn receivers_beyond_the_room_in_status_count_from_a_restart_on() {
 
 proptest! {
     #[test]
-    fn whatever_pods_say_totals_only_grow(reports in prop::collection::vec((0_usize..3, -3_i64..20, any::<bool>()), 1..40)) {
+    fn totals_only_grow_whatever_pods_report(reports in prop::collection::vec((0_usize..3, -3_i64..20, any::<bool>()), 1..40)) {
         let mut case = Case { receivers: Vec::new(), ..Case::default() };
         let mut before = 0;
         for (agent, events, there) in reports {

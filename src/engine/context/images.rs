@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_whose_tokens_have_no_bound_is_not_shown_and_takes_no_place() {
+    fn an_image_without_a_token_bound_is_not_shown_and_occupies_no_slot() {
         let mut messages = results(&[2]);
         let Message::Tool { artifacts, .. } = Arc::make_mut(&mut messages[0]) else {
             panic!()

@@ -3,7 +3,7 @@
 pub mod budget_health;
 pub mod compaction;
 pub mod digest;
-pub mod doubt;
+pub mod history_exclusion;
 pub mod images;
 pub mod prompt;
 pub mod prompt_size;

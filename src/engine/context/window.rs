@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::digest::{DigestDetail, HistoryDigest};
-use super::doubt::HistoryTrial;
+use super::history_exclusion::HistoryTrial;
 use crate::context::compaction::CompactionPlan;
 use crate::context::{budget_health, prompt_size};
 use crate::effects::{EffectBuffer, journal_line};

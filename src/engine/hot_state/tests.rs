@@ -29,7 +29,7 @@ fn at(seconds: i64) -> Timestamp {
 #[case(FieldType::String, json!("x"))]
 #[case(FieldType::Boolean, json!(true))]
 #[case(FieldType::Array, json!([1, "a"]))]
-fn a_field_takes_values_of_its_type_and_no_others(#[case] kind: FieldType, #[case] good: Value) {
+fn a_field_accepts_values_of_its_type_and_no_others(#[case] kind: FieldType, #[case] good: Value) {
     let all = [
         json!({"a": 1}),
         json!(1.5),
@@ -148,7 +148,7 @@ fn a_clock_that_was_set_back_neither_ages_nor_renews_a_value() {
 }
 
 #[test]
-fn a_text_cannot_look_like_a_line_of_the_runtime() {
+fn a_text_cannot_imitate_a_line_of_the_runtime() {
     let mut hot = HotState::new(vec![field("f", FieldType::String)]);
     hot.write("f", json!("x\ng: 8"), NOW).unwrap();
     assert_eq!(hot.block(NOW).unwrap(), "Hot state:\nf: \"x\\ng: 8\" (0s ago)");

@@ -82,7 +82,7 @@ mod tests {
     #[rstest]
     #[case::as_many_as_are_kept(MAX_SERVED, true)]
     #[case::one_more(MAX_SERVED + 1, false)]
-    fn the_origin_that_was_served_longest_ago_is_forgotten_beyond_the_limit(#[case] served: usize, #[case] kept: bool) {
+    fn the_origin_served_longest_ago_is_evicted_above_the_limit(#[case] served: usize, #[case] kept: bool) {
         let mut origins = ServedOrigins::default();
         let forgotten: Vec<_> = (0..served).filter_map(|number| origins.note(user(number))).collect();
         assert_eq!(origins.has(user(0)), kept);

@@ -84,7 +84,7 @@ fn actions_of_a_clock_that_is_set_back_age_as_before() {
 }
 
 #[test]
-fn a_limit_of_actions_that_was_lowered_waits_for_as_many_as_it_takes() {
+fn a_lowered_limit_of_actions_waits_until_enough_have_left_the_window() {
     let mut driver = Driver::with_tools(settings());
     let first = driver.now;
     act(&mut driver, 5);

@@ -116,7 +116,7 @@ fn a_call_that_needs_none_is_not_held() {
 }
 
 #[test]
-fn a_denied_call_is_not_run_and_the_model_is_told() {
+fn a_denied_call_is_not_run_and_is_reported_to_the_model() {
     let mut driver = waiting();
     driver.answer_gate("e1-t1c1r1", false);
     assert_eq!(driver.sent, []);
@@ -132,7 +132,7 @@ fn a_denied_call_is_not_run_and_the_model_is_told() {
 }
 
 #[test]
-fn a_denial_is_recorded_with_the_name_of_who_denied_if_it_is_known() {
+fn a_denial_is_recorded_with_the_name_of_its_user_if_known() {
     let mut driver = waiting();
     let arguments = driver.gates()[0].arguments.clone();
     driver.answer_as("e1-t1c1r1", false, &arguments, Some("bob"));
@@ -364,7 +364,7 @@ fn a_run_of_unknown_outcome_is_repeated_only_if_that_is_approved() {
 #[rstest]
 #[case::denied(false)]
 #[case::crash(true)]
-fn without_an_approval_the_model_is_told_that_the_outcome_is_unknown(#[case] crash: bool) {
+fn without_an_approval_the_unknown_outcome_is_reported_to_the_model(#[case] crash: bool) {
     let mut driver = Driver::with_gates(settings());
     driver.answer(wants(&["bank__pay"]));
     driver.answer_gate("e1-t1c1r1", true);
@@ -501,7 +501,7 @@ fn an_approval_is_for_one_try_whatever_the_tool_allows() {
 }
 
 #[test]
-fn an_approved_try_that_was_not_sent_yet_outlives_the_process_and_asks_no_second_time() {
+fn an_approved_repetition_that_was_not_sent_survives_a_restart_without_a_second_gate() {
     let mut driver = of_unknown_outcome();
     driver.feed(EngineInput::LinkLost);
     driver.answer_gate("e1-t1c1r1-try2", true);
@@ -513,7 +513,7 @@ fn an_approved_try_that_was_not_sent_yet_outlives_the_process_and_asks_no_second
 }
 
 #[test]
-fn approvals_in_any_order_are_valid_once_the_last_one_is_given() {
+fn approvals_in_any_order_are_valid_once_all_are_recorded() {
     let mut driver = Driver::with_gates(settings());
     driver.answer(wants(&["repo__delete", "bank__pay"]));
     driver.pass(seconds(60));
@@ -572,7 +572,7 @@ fn a_call_whose_arguments_are_too_long_to_be_shown_is_denied() {
 }
 
 #[test]
-fn a_condition_asks_for_the_calls_for_whose_arguments_it_holds_and_for_no_other() {
+fn a_condition_requires_an_approval_only_for_calls_whose_arguments_match() {
     let long = ApprovalCondition::new("long", |arguments| {
         arguments["path"].as_str().is_none_or(|path| path.len() > 3)
     });

@@ -88,7 +88,7 @@ fn a_refused_call_holds_the_loop_until_its_moment_and_not_longer_and_survives_a_
 }
 
 #[test]
-fn the_end_of_a_pause_in_the_middle_of_a_turn_is_no_news_for_the_next_turn() {
+fn the_end_of_a_pause_during_a_turn_is_not_reported_in_the_next_turn() {
     let mut driver = in_a_turn();
     driver.fail_with(until(&driver, 600, FailureKind::TokensPerHour));
     driver.pass(seconds(600));
@@ -120,7 +120,7 @@ fn refusals_use_up_no_attempts_and_count_as_no_error() {
 }
 
 #[test]
-fn a_changed_budget_is_tried_at_once_and_the_reason_goes_when_the_call_was_let_through() {
+fn a_changed_budget_is_tried_at_once_and_the_reason_is_removed_when_the_call_succeeds() {
     for (kind, reason) in FOR_ROOM {
         let mut driver = in_a_turn();
         let refusal = until(&driver, 600, kind);
@@ -135,7 +135,7 @@ fn a_changed_budget_is_tried_at_once_and_the_reason_goes_when_the_call_was_let_t
 }
 
 #[test]
-fn a_call_that_nobody_refuses_in_time_was_let_through() {
+fn a_call_that_is_not_refused_in_time_counts_as_admitted() {
     let mut driver = in_a_turn();
     let refusal = until(&driver, 600, FailureKind::BudgetExhausted);
     driver.fail_with(refusal);
@@ -209,7 +209,7 @@ fn where_others_hold_the_room_the_call_is_tried_again_and_where_a_person_must_ac
 }
 
 #[test]
-fn a_budget_that_changed_while_the_call_was_under_way_is_asked_again_soon() {
+fn a_budget_that_changed_during_the_call_is_tried_again_soon() {
     let mut driver = in_a_turn();
     change(&mut driver, revision(1));
     let refusal = until(&driver, 600, FailureKind::TotalTokens);
@@ -239,7 +239,7 @@ fn a_budget_that_changed_while_no_worker_ran_is_tried_by_the_next_one() {
 }
 
 #[test]
-fn a_probe_that_finds_no_link_has_asked_nobody() {
+fn a_probe_without_a_link_does_not_count_as_tried() {
     let mut driver = in_a_turn();
     let refusal = until(&driver, 600, FailureKind::BudgetExhausted);
     driver.fail_with(refusal);
@@ -253,7 +253,7 @@ fn a_probe_that_finds_no_link_has_asked_nobody() {
 }
 
 #[test]
-fn a_probe_that_found_no_link_is_not_let_through_by_the_passing_of_time() {
+fn a_probe_without_a_link_is_not_admitted_by_a_timeout() {
     let mut driver = in_a_turn();
     driver.fail_with(until(&driver, 600, FailureKind::BudgetExhausted));
     change(&mut driver, revision(1));
@@ -264,7 +264,7 @@ fn a_probe_that_found_no_link_is_not_let_through_by_the_passing_of_time() {
 }
 
 #[test]
-fn what_a_person_must_look_at_clears_by_a_resume_request_only_once_per_token() {
+fn a_refusal_that_needs_a_person_is_cleared_by_a_resume_request_once_per_token() {
     for (kind, reason) in FOR_A_PERSON {
         let mut driver = in_a_turn();
         let refusal = until(&driver, 10, kind);
@@ -295,7 +295,7 @@ pub(super) fn stops() -> BudgetState {
 }
 
 #[test]
-fn a_budget_that_stops_its_loops_cuts_the_call_in_flight_and_they_go_on_once_there_is_room() {
+fn a_stopping_budget_cancels_the_call_in_flight_and_the_loop_continues_once_there_is_room() {
     let mut driver = in_a_turn();
     let before = driver.transcript.clone();
     change(&mut driver, stops());
@@ -322,7 +322,7 @@ fn a_budget_that_stops_its_loops_cuts_the_call_in_flight_and_they_go_on_once_the
 }
 
 #[test]
-fn a_call_that_the_gateway_cut_before_the_worker_heard_why_counts_as_no_failure() {
+fn a_call_cancelled_by_the_gateway_before_the_worker_received_the_reason_is_no_failure() {
     for kind in [FailureKind::BudgetExhausted, FailureKind::Cancelled] {
         let mut driver = in_a_turn();
         driver.now += seconds(1);
@@ -391,7 +391,7 @@ fn a_clock_that_was_set_back_neither_brings_room_earlier_nor_keeps_a_probe_waiti
 }
 
 #[test]
-fn half_of_a_history_is_summed_up_when_the_call_is_larger_than_a_limit_and_the_loop_goes_on() {
+fn a_call_larger_than_a_limit_compacts_half_of_the_history_and_the_loop_continues() {
     let mut driver = Driver::started(settings());
     change(
         &mut driver,

@@ -26,7 +26,7 @@ fn block(driver: &Driver) -> &str {
 }
 
 #[test]
-fn a_loop_without_limits_hears_nothing_of_them() {
+fn a_loop_without_limits_is_shown_none() {
     let mut driver = Driver::started(settings());
     driver.turn();
     assert_eq!(driver.block, None);
@@ -60,7 +60,7 @@ fn what_a_budget_has_left_is_in_the_next_call_and_never_in_the_transcript() {
 }
 
 #[test]
-fn what_was_left_of_a_window_is_no_longer_said_once_that_is_over() {
+fn the_rest_of_a_window_is_not_shown_after_its_end() {
     let mut driver = Driver::started(settings());
     hear(&mut driver, vec![team(1, Some("2026-01-01T00:00:30Z")), team(5, None)]);
     driver.turn();
@@ -72,7 +72,7 @@ fn what_was_left_of_a_window_is_no_longer_said_once_that_is_over() {
 }
 
 #[test]
-fn rate_limits_say_what_they_have_left_and_recover_with_their_window() {
+fn rate_limits_show_what_is_left_and_recover_with_their_window() {
     let mut driver = Driver::started(EngineSettings {
         rate_limits: vec![rates::limit(LimitedResource::LLMCalls, 4, 60)],
         ..settings()

@@ -75,7 +75,7 @@ fn bounds(driver: &mut Driver) -> (u64, u64) {
 }
 
 #[test]
-fn a_summary_is_asked_for_beyond_80_percent_of_the_window_and_not_before() {
+fn a_summary_is_requested_above_80_percent_of_the_window_and_not_before() {
     let mut driver = Driver::started(EngineSettings {
         context_tokens: 5000,
         max_output_tokens: 100,
@@ -87,7 +87,7 @@ fn a_summary_is_asked_for_beyond_80_percent_of_the_window_and_not_before() {
 }
 
 #[test]
-fn a_summary_is_asked_for_beyond_40_percent_of_the_smallest_limit_and_not_before() {
+fn a_summary_is_requested_above_40_percent_of_the_smallest_limit_and_not_before() {
     let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
@@ -104,7 +104,7 @@ fn a_summary_is_asked_for_beyond_40_percent_of_the_smallest_limit_and_not_before
 }
 
 #[test]
-fn the_summary_takes_the_place_of_the_oldest_turns_and_the_turn_goes_on() {
+fn the_summary_replaces_the_oldest_turns_and_the_turn_continues() {
     let mut driver = full(EngineSettings {
         max_calls_per_turn: 1,
         ..narrow()
@@ -239,7 +239,7 @@ fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() 
 }
 
 #[test]
-fn a_server_that_is_away_costs_no_history() {
+fn an_unavailable_server_costs_no_history() {
     let mut driver = full(narrow());
     let call = driver.in_flight.unwrap();
     for _ in 0..8 {
@@ -282,7 +282,7 @@ fn a_budget_without_room_holds_the_summary_and_one_that_is_too_small_for_it_cost
 
 /// Estimated tokens of the messages that the call in flight summarizes.
 #[test]
-fn a_summary_has_at_most_half_of_the_bytes_that_it_replaces_and_the_model_is_told_so() {
+fn a_summary_is_limited_to_half_of_the_replaced_bytes_and_the_prompt_states_the_limit() {
     let mut driver = full(EngineSettings {
         max_consecutive_turns: 1000,
         history_tokens: 2000,
@@ -426,7 +426,7 @@ fn a_rate_limit_does_not_end_a_turn_that_has_only_summed_up() {
 }
 
 #[test]
-fn a_restart_asks_for_the_same_summary_and_keeps_one_that_was_given() {
+fn a_restart_requests_the_same_summary_and_keeps_a_received_one() {
     let mut driver = full(narrow());
     let (call, prompt) = (driver.in_flight.unwrap(), driver.prompt.clone());
     driver.restart(1);
@@ -456,7 +456,7 @@ fn a_summary_outlives_a_turn_that_does_not_fit_beside_it() {
 }
 
 #[test]
-fn a_text_beside_a_tool_call_is_a_summary_unless_it_only_says_what_the_call_is_for() {
+fn a_text_beside_a_tool_call_is_a_summary_unless_it_only_announces_the_call() {
     for (text, counts) in [
         ("What I found out. ".repeat(20), true),
         ("Let me look.".to_owned(), false),
@@ -477,7 +477,7 @@ fn a_text_beside_a_tool_call_is_a_summary_unless_it_only_says_what_the_call_is_f
 }
 
 #[test]
-fn a_summary_is_asked_for_under_fixed_headings() {
+fn a_summary_is_requested_under_fixed_headings() {
     let driver = full(narrow());
     let request = text(driver.prompt.last().unwrap());
     let headings = ["Task:", "Done:", "Open:", "Facts:", "Promises:", "Failed:"];

@@ -12,7 +12,7 @@ fn small(tokens: u32) -> EngineSettings {
 }
 
 #[test]
-fn whole_oldest_turns_leave_and_the_model_is_told() {
+fn whole_oldest_turns_are_trimmed_and_the_model_is_notified() {
     let mut driver = Driver::started(small(3000));
     let mut trimmed = 0;
     for round in 0..80 {
@@ -130,7 +130,7 @@ fn limit(driver: &mut Driver, tokens: Option<u64>) {
 }
 
 #[test]
-fn a_history_takes_at_most_40_percent_of_the_smallest_limit_and_more_once_that_is_raised() {
+fn a_history_uses_at_most_40_percent_of_the_smallest_limit_and_more_once_that_is_raised() {
     let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         ..settings()
@@ -145,7 +145,7 @@ fn a_history_takes_at_most_40_percent_of_the_smallest_limit_and_more_once_that_i
 }
 
 #[test]
-fn a_history_takes_at_most_80_percent_of_the_window() {
+fn a_history_uses_at_most_80_percent_of_the_window() {
     let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1000,
         context_tokens: 10_000,

@@ -243,7 +243,7 @@ fn table(rows: &[(&Case, Played)]) -> String {
 }
 
 #[test]
-fn every_loop_of_the_corpus_is_detected_and_no_work_is_and_the_figures_are_the_published_ones() {
+fn the_corpus_yields_the_published_detection_figures_without_false_alarms() {
     let corpus = corpus();
     let played = |kind| -> Vec<(&Case, Played)> {
         let of_kind = corpus.iter().filter(|case| case.kind == kind);

@@ -24,7 +24,7 @@ fn deferred(tool: &str) -> Driver {
 
 impl Driver {
     /// The state block of the next turn.
-    fn told(&mut self) -> &str {
+    fn next_state_block(&mut self) -> &str {
         self.pass(seconds(1));
         self.block.as_deref().unwrap_or_default()
     }
@@ -39,7 +39,7 @@ fn asleep(tool: &str) -> Driver {
 }
 
 #[test]
-fn the_loop_goes_on_and_the_call_says_that_it_waits() {
+fn the_loop_continues_and_the_result_of_a_deferred_call_reports_that_it_waits() {
     let driver = deferred("repo__delete");
     assert_eq!((driver.state(), driver.reasons()), (LoopState::Running, vec![]));
     assert_eq!(
@@ -62,7 +62,7 @@ fn without_the_rule_the_loop_is_paused() {
 }
 
 #[test]
-fn an_approved_call_runs_and_its_end_wakes_the_loop_and_is_told_once() {
+fn an_approved_deferred_call_runs_and_its_end_wakes_the_loop_and_is_reported_once() {
     let mut driver = asleep("repo__delete");
     driver.pass(seconds(100));
     driver.answer_gate("e1-t1c1r1", true);
@@ -70,7 +70,7 @@ fn an_approved_call_runs_and_its_end_wakes_the_loop_and_is_told_once() {
     assert_eq!(driver.state(), LoopState::Sleeping);
     driver.done(1, "gone\nfor \"good\"");
     assert_eq!(driver.state(), LoopState::Running);
-    let told = driver.told();
+    let told = driver.next_state_block();
     assert!(
         told.contains("your call of repo__delete that waited for an approval has ended"),
         "{told}"
@@ -84,40 +84,40 @@ fn an_approved_call_runs_and_its_end_wakes_the_loop_and_is_told_once() {
     assert_eq!(driver.outcomes(), ["Ok"]);
     assert!(driver.engine.view().untrusted.is_none());
     driver.turn();
-    assert_eq!(driver.told(), "");
+    assert_eq!(driver.next_state_block(), "");
     assert_eq!(driver.notes(RecordKind::GateResolved), ["e1-t1c1r1 approved by ann"]);
 }
 
 #[test]
-fn an_end_during_a_turn_is_told_in_the_next_one_even_if_the_model_just_chose_to_sleep() {
+fn an_end_during_a_turn_is_reported_in_the_next_turn_even_if_the_model_chose_to_sleep() {
     let mut driver = deferred("repo__delete");
     driver.answer_gate("e1-t1c1r1", true);
     driver.done(1, "gone");
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c2a1");
     driver.answer(calls("yield", r#"{"sleep": 3000}"#));
     assert_eq!(driver.state(), LoopState::Running);
-    let told = driver.told();
+    let told = driver.next_state_block();
     assert!(told.contains("result: gone"), "{told}");
 }
 
 #[test]
-fn a_turn_that_fails_does_not_lose_what_it_was_told() {
+fn a_failed_turn_does_not_lose_its_notifications() {
     let mut driver = asleep("repo__delete");
     driver.answer_gate("e1-t1c1r1", true);
     driver.done(1, "gone");
-    assert!(driver.told().contains("result: gone"));
+    assert!(driver.next_state_block().contains("result: gone"));
     driver.failed_turn();
     while driver.in_flight.is_none() {
         driver.next_timer();
     }
     // The turn after one that was refused shows no notification.
     driver.turn();
-    let told = driver.told();
+    let told = driver.next_state_block();
     assert!(told.contains("result: gone"), "{told}");
 }
 
 #[test]
-fn a_denied_and_an_expired_call_are_told_and_not_run() {
+fn denied_and_expired_calls_are_reported_and_not_run() {
     for (denied, note, text) in [
         (true, "e1-t1c1r1 denied", "a person denied this call"),
         (false, "e1-t1c1r1 expired", "this call was not approved in time"),
@@ -138,7 +138,7 @@ fn a_denied_and_an_expired_call_are_told_and_not_run() {
             (driver.sent.len(), driver.notes(RecordKind::GateResolved)),
             (0, vec![note])
         );
-        let told = driver.told();
+        let told = driver.next_state_block();
         assert!(told.contains(text), "{told}");
     }
 }
@@ -188,7 +188,7 @@ fn a_gate_of_a_deferred_call_outlives_the_process_and_the_crash_of_its_run_is_an
         driver.restart(epoch);
         assert_eq!((driver.running(), driver.gate_ids()), (vec![], vec![]));
         assert_eq!(driver.outcomes(), ["Unknown"]);
-        let told = driver.told();
+        let told = driver.next_state_block();
         assert!(told.contains("outcome unknown"), "{told}");
     }
 }
@@ -234,7 +234,7 @@ fn an_approved_call_waits_for_the_end_of_a_pause_or_for_its_next_probe() {
 }
 
 #[test]
-fn a_repetition_after_an_unknown_outcome_waits_while_the_loop_goes_on() {
+fn a_repetition_after_an_unknown_outcome_waits_while_the_loop_continues() {
     let mut driver = deferred("bank__pay");
     driver.answer_gate("e1-t1c1r1", true);
     driver.end(1, unknown());
@@ -245,7 +245,7 @@ fn a_repetition_after_an_unknown_outcome_waits_while_the_loop_goes_on() {
     driver.done(1, "paid");
     assert_eq!(driver.outcomes(), ["Unknown", "Ok"]);
     driver.turn();
-    let told = driver.told();
+    let told = driver.next_state_block();
     assert!(told.contains("result: paid"), "{told}");
 }
 
@@ -294,7 +294,7 @@ fn a_result_is_shortened_and_makes_the_content_untrusted() {
     driver.answer_gate("e1-t1c1r1", true);
     assert!(driver.engine.view().untrusted.is_none());
     driver.done(1, &"x".repeat(10_000));
-    let told = driver.told();
+    let told = driver.next_state_block();
     assert!(told.contains("left out") && !told.contains(&"x".repeat(2000)), "{told}");
     assert_eq!(driver.engine.view().untrusted.unwrap().source, "server/vault");
 }
@@ -384,5 +384,5 @@ fn the_end_of_a_deferred_call_is_not_dropped_for_notifications_of_sensors() {
         }));
     }
     driver.answer(says("well"));
-    assert!(driver.told().contains("result: gone"));
+    assert!(driver.next_state_block().contains("result: gone"));
 }

@@ -176,7 +176,7 @@ fn a_server_that_answers_late_is_pinned_too_and_tools_without_a_declaration_are_
 }
 
 #[test]
-fn a_changed_tool_is_withheld_until_it_is_approved_and_the_loop_goes_on_without_it() {
+fn a_changed_tool_is_withheld_until_its_approval_and_the_loop_continues_without_it() {
     let mut driver = Driver::with_files();
     driver.answer(calls("yield", r#"{"sleep": 60}"#));
     driver.lists(vec![asks("files__read", "two"), asks("files__write", "one")]);
@@ -416,7 +416,7 @@ fn an_approval_is_of_what_was_shown_and_not_of_what_the_server_has_meanwhile() {
 }
 
 #[test]
-fn an_edit_of_where_a_server_is_pins_anew() {
+fn an_edit_of_the_address_of_a_server_pins_its_definitions_anew() {
     let mut driver = Driver::with_files();
     driver.lists(vec![asks("files__read", "two"), asks("files__write", "one")]);
     driver.lists(vec![
@@ -592,7 +592,7 @@ fn pins_are_bounded_and_a_tool_without_one_is_new() {
 }
 
 #[test]
-fn servers_that_the_spec_no_longer_names_are_forgotten_once_there_are_many() {
+fn servers_removed_from_the_spec_are_dropped_once_there_are_many() {
     let server = |number: usize| asks(&format!("s{number}__t"), "one");
     let mut driver = Driver::fresh(settings());
     driver.offer(vec![server(0)]);

@@ -115,7 +115,7 @@ fn after_a_suspension_or_an_edit_of_the_spec_nothing_with_side_effects_is_sent_u
 }
 
 #[test]
-fn a_new_pod_for_the_same_spec_goes_on_with_what_waits() {
+fn a_new_pod_for_the_same_spec_continues_with_waiting_runs() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["files__read", "mail__send"]));
     driver.feed(EngineInput::Stop {

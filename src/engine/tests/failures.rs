@@ -11,7 +11,7 @@ const OUTAGES: [(FailureKind, PauseReason); 5] = [
 ];
 
 #[test]
-fn a_short_outage_is_bridged_by_five_attempts_under_new_ids_and_nobody_sees_it() {
+fn a_short_outage_is_bridged_by_five_attempts_under_new_ids_without_a_pause() {
     for (kind, reason) in OUTAGES {
         let mut driver = Driver::started(settings());
         for (attempt, longest) in [(1, 1), (2, 2), (3, 4), (4, 8)] {
@@ -43,7 +43,7 @@ fn outage(driver: &mut Driver, kind: FailureKind, length: SignedDuration) {
 }
 
 #[test]
-fn an_outage_of_minutes_pauses_the_open_turn_and_throws_nothing_away() {
+fn an_outage_of_minutes_pauses_the_open_turn_and_discards_nothing() {
     for (kind, reason) in OUTAGES {
         let mut driver = Driver::with_tools(settings());
         driver.answer(work::wants(&["files__read"]));
@@ -63,7 +63,7 @@ fn an_outage_of_minutes_pauses_the_open_turn_and_throws_nothing_away() {
 }
 
 #[test]
-fn an_outage_is_asked_about_less_and_less_often_and_at_least_every_five_minutes() {
+fn an_outage_is_probed_with_backoff_and_at_least_every_five_minutes() {
     let mut driver = Driver::started(settings());
     let mut waits = Vec::new();
     while waits.len() < 8 {
@@ -124,7 +124,7 @@ fn a_refused_key_and_an_empty_account_are_tried_once_a_minute_whatever_the_limit
 }
 
 #[test]
-fn an_attempt_waits_at_least_as_long_as_the_server_asked() {
+fn an_attempt_waits_at_least_for_the_retry_after_of_the_server() {
     let mut driver = Driver::started(settings());
     driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(20_000),
@@ -148,7 +148,7 @@ fn each_call_of_a_turn_has_attempts_of_its_own() {
 }
 
 #[test]
-fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
+fn a_turn_after_a_failed_one_also_waits_for_the_retry_after_of_the_server() {
     let mut driver = Driver::started(settings());
     driver.fail_with(CallFailure {
         retry_after_milliseconds: Some(20_000),
@@ -159,7 +159,7 @@ fn a_turn_after_a_failed_one_also_waits_as_long_as_the_server_asked() {
 }
 
 #[test]
-fn what_a_failed_turn_would_have_told_the_next_one_is_told() {
+fn notifications_of_a_failed_turn_are_shown_in_the_next_one() {
     let mut driver = Driver::started(settings());
     driver.answer(ModelAnswer {
         finish: FinishReason::Length,
@@ -187,7 +187,7 @@ fn an_absurd_wait_is_clamped() {
 }
 
 #[test]
-fn a_provider_that_asks_to_wait_again_and_again_is_never_called_before() {
+fn a_provider_with_repeated_retry_after_is_never_called_earlier() {
     let mut driver = Driver::started(settings());
     for attempt in 1..10 {
         assert_eq!(driver.in_flight.unwrap().to_string(), format!("t1c1a{attempt}"));
@@ -201,7 +201,7 @@ fn a_provider_that_asks_to_wait_again_and_again_is_never_called_before() {
 }
 
 #[test]
-fn a_request_that_the_server_does_not_take_ends_the_turn_at_once() {
+fn a_request_rejected_by_the_server_ends_the_turn_at_once() {
     let mut driver = Driver::started(settings());
     driver.fail(FailureKind::BadResponse);
     assert_eq!(driver.notes(RecordKind::TurnFailed), ["BadResponse"]);
@@ -227,7 +227,7 @@ fn an_interrupted_call_is_tried_again_at_once_four_times() {
 }
 
 #[test]
-fn a_call_that_somebody_else_cancelled_is_tried_again() {
+fn a_call_cancelled_by_another_party_is_retried() {
     let mut driver = Driver::started(settings());
     driver.fail(FailureKind::Cancelled);
     driver.pass(seconds(1));
@@ -306,7 +306,7 @@ fn a_turn_that_fails_later_keeps_what_its_calls_brought_until_the_next_one_fails
 }
 
 #[test]
-fn an_empty_first_answer_is_asked_for_once_more_and_then_the_turn_fails() {
+fn an_empty_first_answer_is_requested_once_more_and_then_the_turn_fails() {
     let mut driver = Driver::started(settings());
     for answer in [ModelAnswer::default(), says(" \n")] {
         assert_eq!(driver.notes(RecordKind::TurnFailed), [""; 0]);
@@ -341,7 +341,7 @@ fn an_empty_answer_after_results_of_tools_completes_the_turn() {
 }
 
 #[test]
-fn an_answer_that_was_cut_before_it_said_anything_names_the_limit_to_raise() {
+fn an_answer_cut_before_any_content_names_the_limit_to_raise() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(work::wants(&["files__read"]));
     driver.done(1, "read");
@@ -356,7 +356,7 @@ fn an_answer_that_was_cut_before_it_said_anything_names_the_limit_to_raise() {
 }
 
 #[test]
-fn the_last_call_of_a_cut_answer_is_never_run_and_the_model_is_told_why() {
+fn the_last_call_of_a_cut_answer_is_never_run_and_the_reason_is_reported_to_the_model() {
     for arguments in ["", "{}", r#"{"path": "a"}"#, r#"{"path": "#] {
         let mut driver = Driver::with_tools(settings());
         let mut answer = work::wants(&["files__read", "mail__send"]);

@@ -120,7 +120,7 @@ impl Driver {
 }
 
 #[test]
-fn a_step_says_where_the_goal_stands_and_the_system_prompt_says_what_it_is() {
+fn a_step_shows_the_state_of_the_goal_and_the_system_prompt_describes_it() {
     let mut driver = Driver::with_goal(goal(|goal| {
         goal.criteria
             .push(criterion("shape", CriterionCheck::Schema(json!({"required": ["url"]}))));
@@ -176,7 +176,7 @@ fn a_goal_is_reached_once_all_criteria_are_met_in_one_check() {
 }
 
 #[test]
-fn the_tools_of_the_mode_say_how_to_call_them() {
+fn errors_of_the_tools_of_the_mode_explain_their_arguments() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     driver.answer(calls("finish", "{}"));
     assert_eq!(
@@ -250,7 +250,7 @@ fn without_a_cost_limit_an_unknown_cost_does_not_matter() {
 }
 
 #[test]
-fn a_failed_step_is_attempted_again_later_and_is_told_the_error() {
+fn a_failed_step_is_attempted_again_later_and_receives_the_error() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     driver.failed_attempt("a", "no such file");
     assert_eq!(driver.goal_view().steps, 0);
@@ -449,7 +449,7 @@ fn a_command_that_has_no_result_is_not_met(#[case] outcome: ToolOutcome, #[case]
 }
 
 #[test]
-fn a_command_without_its_tool_is_not_met_and_the_loop_goes_on() {
+fn a_command_without_its_tool_is_unmet_and_the_loop_continues() {
     let mut driver = Driver::with_tools(goal(|goal| {
         goal.criteria = vec![criterion("tests", command("cargo test", None))];
     }));
@@ -463,7 +463,7 @@ fn a_command_without_its_tool_is_not_met_and_the_loop_goes_on() {
 }
 
 #[test]
-fn a_judge_is_asked_once_all_else_is_met_and_its_answer_decides() {
+fn a_judge_is_called_once_everything_else_is_met_and_its_answer_decides() {
     let mut driver = Driver::with_goal(goal(|goal| goal.criteria.push(criterion("sense", judge()))));
     driver.answer(finish("not yet"));
     driver.next_timer();
@@ -504,7 +504,7 @@ fn a_judge_is_asked_once_all_else_is_met_and_its_answer_decides() {
 }
 
 #[test]
-fn a_question_that_fails_is_asked_again_until_no_retry_helps() {
+fn a_failed_question_is_retried_until_no_retry_helps() {
     let mut driver = Driver::with_goal(goal(|goal| goal.criteria.push(criterion("sense", judge()))));
     driver.answer(finish("done"));
     driver.fail(FailureKind::Unreachable);

@@ -63,7 +63,7 @@ impl Driver {
 }
 
 #[test]
-fn the_artifacts_are_told_to_the_agent_and_looked_for_after_the_commands_in_one_run_without_an_approval() {
+fn artifacts_are_listed_for_the_agent_and_checked_after_the_commands_without_an_approval() {
     let mut driver = Driver::with_goal(goal(two_files));
     let Message::System { text } = &*driver.prompt[0] else {
         panic!("no system message");
@@ -189,7 +189,7 @@ fn artifacts_and_criteria_that_were_met_in_different_checks_are_no_success() {
 }
 
 #[test]
-fn a_judge_is_asked_only_if_all_artifacts_are_there() {
+fn a_judge_is_called_only_if_all_artifacts_exist() {
     let mut driver = Driver::with_goal(goal(|goal| {
         goal.criteria = vec![criterion("sense", judge())];
         goal.artifacts = vec![artifact("a", 1)];
@@ -278,7 +278,10 @@ fn old_lister() -> ToolSpec {
      whose list_directory has no argument files: recreate the pod with one version for all of its containers"
 )]
 #[case::no_tool(None, "{\"error\":\"unknown tool toolbox__list_directory;")]
-fn a_toolbox_that_cannot_tell_leaves_the_goal_open_and_says_why(#[case] lister: Option<ToolSpec>, #[case] why: &str) {
+fn a_toolbox_that_cannot_check_artifacts_leaves_the_goal_open_with_a_reason(
+    #[case] lister: Option<ToolSpec>,
+    #[case] why: &str,
+) {
     let mut driver = Driver::fresh(EngineSettings {
         toolbox_image: Some("ci-tools:7".into()),
         ..goal(two_files)
@@ -403,7 +406,7 @@ fn an_edit_of_the_artifacts_makes_the_check_begin_again(#[case] second: GoalArti
 #[rstest]
 #[case::command_and_artifacts(true)]
 #[case::command(false)]
-fn a_check_begins_again_in_another_pod_and_goes_on_in_the_same_one(#[case] has_artifacts: bool) {
+fn a_check_restarts_in_another_pod_and_continues_in_the_same_one(#[case] has_artifacts: bool) {
     let settings = |goal: &mut GoalSettings| {
         with_judge(goal);
         if !has_artifacts {
@@ -444,7 +447,7 @@ fn a_check_begins_again_in_another_pod_and_goes_on_in_the_same_one(#[case] has_a
 }
 
 #[test]
-fn artifacts_that_are_added_to_a_goal_in_the_middle_of_its_check_are_looked_for() {
+fn artifacts_added_to_a_goal_during_its_check_are_checked() {
     let mut driver = Driver::with_goal(goal(|goal| {
         two_files(goal);
         goal.artifacts.clear();
@@ -458,7 +461,7 @@ fn artifacts_that_are_added_to_a_goal_in_the_middle_of_its_check_are_looked_for(
 }
 
 #[test]
-fn a_journal_that_is_older_than_artifacts_is_read_and_its_check_goes_on() {
+fn a_journal_from_before_artifacts_is_read_and_its_check_continues() {
     let without = |goal: &mut GoalSettings| {
         two_files(goal);
         goal.artifacts.clear();

@@ -37,7 +37,7 @@ fn edit(driver: &mut Driver, change: impl FnOnce(&mut GoalSettings)) {
 }
 
 #[test]
-fn an_answer_to_the_question_before_an_edit_does_not_count_and_the_new_one_is_asked() {
+fn an_answer_to_a_question_before_an_edit_does_not_count_and_the_new_question_is_sent() {
     let mut driver = judged();
     edit(&mut driver, |goal| {
         goal.criteria[1] = criterion(
@@ -311,7 +311,7 @@ fn an_action_in_the_middle_of_a_check_makes_it_start_over() {
 }
 
 #[test]
-fn a_call_that_only_looks_leaves_a_check_alone() {
+fn a_read_only_call_does_not_affect_a_check() {
     let mut driver = checks_beside("vault__read", command("cargo clippy", None));
     driver.answer_gate("e1-t1c1r1", true);
     checked(&mut driver, "exit code 0\nok");
@@ -322,7 +322,7 @@ fn a_call_that_only_looks_leaves_a_check_alone() {
 #[rstest]
 #[case::while_it_runs(false)]
 #[case::after_it(true)]
-fn the_answer_of_a_judge_who_was_asked_before_an_action_does_not_count(#[case] after: bool) {
+fn the_answer_of_a_judge_called_before_an_action_does_not_count(#[case] after: bool) {
     let mut driver = checks_beside("repo__delete", judge());
     checked(&mut driver, "exit code 0\nok");
     assert_eq!(driver.purpose, CallPurpose::Judge);

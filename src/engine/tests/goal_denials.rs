@@ -103,7 +103,7 @@ fn a_tool_is_hidden_for_the_rest_of_a_step_at_the_limit_and_not_before(#[case] d
 }
 
 #[test]
-fn denials_in_all_attempts_at_a_step_count_and_the_next_step_begins_anew() {
+fn denials_in_all_attempts_at_a_step_count_and_the_next_step_starts_at_zero() {
     let mut driver = driver();
     driver.denied(1, HIDDEN_AFTER - 1);
     driver.answer(says("They were denied."));
@@ -208,7 +208,7 @@ fn calls_of_a_hidden_tool_lead_to_a_person_as_well() {
 #[rstest]
 #[case::same_process(false)]
 #[case::after_a_restart(true)]
-fn an_approved_loop_goes_on_and_its_next_denial_leads_to_a_person_again(#[case] restarts: bool) {
+fn an_approved_loop_continues_and_its_next_denial_escalates_again(#[case] restarts: bool) {
     let mut driver = denied_often(ESCALATED_AFTER);
     driver.answers(true);
     if restarts {

@@ -46,7 +46,7 @@ fn answer_gate(driver: &mut Driver, approved: bool) {
 }
 
 #[test]
-fn the_confidence_is_checked_after_so_many_steps_and_not_before() {
+fn the_confidence_is_checked_after_its_interval_of_steps_and_not_before() {
     let mut driver = Driver::with_goal(goal(every(3)));
     for _ in 0..2 {
         for step in 1..=3 {
@@ -216,7 +216,7 @@ fn an_approved_loop_may_err_again_and_is_detected_again() {
 }
 
 #[test]
-fn a_loop_of_calls_asks_a_person_instead_of_a_forced_sleep() {
+fn a_loop_of_calls_opens_a_gate_instead_of_a_forced_sleep() {
     let mut driver = Driver::with_goal(EngineSettings {
         loop_detection: detection(DetectionMode::Enforce),
         max_calls_per_turn: 1000,

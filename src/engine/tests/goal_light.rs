@@ -51,7 +51,7 @@ fn a_criterion_chooses_the_model_that_judges_it(#[case] model: QuestionModel, #[
 #[rstest]
 #[case::main(QuestionModel::Main, CallPurpose::Confidence)]
 #[case::light(QuestionModel::Light, CallPurpose::LightConfidence)]
-fn the_confidence_is_asked_of_the_chosen_model(#[case] model: QuestionModel, #[case] purpose: CallPurpose) {
+fn the_confidence_check_calls_the_chosen_model(#[case] model: QuestionModel, #[case] purpose: CallPurpose) {
     let mut driver = Driver::with_goal(light(|goal| {
         goal.confidence_every = 1;
         goal.confidence_model = model;
@@ -66,9 +66,7 @@ fn the_confidence_is_asked_of_the_chosen_model(#[case] model: QuestionModel, #[c
 #[rstest]
 #[case::needs_a_user(FailureKind::AuthenticationFailed)]
 #[case::retried(FailureKind::Unreachable)]
-fn a_light_model_that_does_not_answer_is_asked_again_and_the_main_model_never_takes_its_place(
-    #[case] kind: FailureKind,
-) {
+fn a_failing_light_model_is_retried_and_never_replaced_by_the_main_model(#[case] kind: FailureKind) {
     let mut driver = Driver::with_goal(light(judged_by(QuestionModel::Light)));
     driver.answer(finish("done"));
     for _ in 0..3 {

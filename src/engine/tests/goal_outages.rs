@@ -47,7 +47,7 @@ fn a_check_whose_tool_cannot_be_reached_is_tried_again_after_longer_and_longer_w
 #[rstest]
 #[case(MAX_CHECK_RETRIES, 0)]
 #[case(MAX_CHECK_RETRIES + 1, 1)]
-fn a_tool_that_stays_away_costs_a_step_at_last(#[case] failures: u32, #[case] steps: u32) {
+fn a_permanently_unavailable_tool_finally_costs_a_step(#[case] failures: u32, #[case] steps: u32) {
     let mut driver = checked();
     fail(&mut driver, failures);
     assert_eq!(driver.goal_view().steps, steps);
@@ -101,7 +101,7 @@ fn one_request_is_answered_in_each_wait_and_the_check_starts_over() {
 
 /// Each has five retries of its own only if nothing failed before: 16 criteria would wait for two hours.
 #[test]
-fn criteria_of_one_check_share_its_retries_and_a_request_gives_it_no_more() {
+fn criteria_of_one_check_share_its_retries_and_a_request_adds_none() {
     let mut driver = Driver::with_goal(goal(|goal| {
         goal.criteria = vec![
             criterion("tests", command("cargo test", None)),

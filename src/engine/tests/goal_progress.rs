@@ -137,7 +137,7 @@ fn the_share_of_criteria_is_the_progress_once_one_was_checked_and_a_models_estim
 }
 
 #[test]
-fn the_question_for_the_confidence_has_the_progress_and_says_how_it_was_measured() {
+fn the_confidence_question_contains_the_progress_and_how_it_was_measured() {
     let asked = |change: fn(&mut GoalSettings), answer: ModelAnswer, result: Option<&str>| {
         let mut driver = Driver::with_goal(goal(|goal| {
             goal.confidence_every = 1;
@@ -191,7 +191,7 @@ fn the_question_for_the_confidence_has_the_progress_and_says_how_it_was_measured
 }
 
 #[test]
-fn an_edit_of_the_criteria_forgets_what_was_measured() {
+fn an_edit_of_the_criteria_discards_the_measured_progress() {
     let mut driver = Driver::with_goal(goal(tests_and_text));
     driver.checked_with(says("Written."), &result(&report(2, 1)));
     driver.settings = goal(|goal| goal.criteria.push(criterion("tests", command("make", None))));

@@ -31,7 +31,7 @@ fn next_call(driver: &mut Driver) -> CallPurpose {
 #[rstest]
 #[case::retried(QUICK_ATTEMPTS - 1, CallPurpose::Judge)]
 #[case::paused(QUICK_ATTEMPTS, CallPurpose::Chat)]
-fn a_request_comes_into_a_check_only_once_its_judge_is_away_for_so_long_that_the_loop_is_paused(
+fn a_request_interrupts_a_check_only_once_the_outage_of_its_judge_pauses_the_loop(
     #[case] failures: u32,
     #[case] next: CallPurpose,
 ) {
@@ -168,7 +168,7 @@ fn a_request_comes_before_a_command_that_waits_for_a_deferred_run_and_all_is_che
 }
 
 #[test]
-fn the_time_of_a_request_that_was_open_before_the_loop_began_again_does_not_extend_that_of_the_goal() {
+fn the_time_of_a_request_open_before_a_restart_does_not_extend_that_of_the_goal() {
     let mut driver = Driver::with_goal(goal(|goal| goal.timeout = seconds(60)));
     driver.ask("a");
     driver.answer(says("Not yet."));

@@ -57,7 +57,7 @@ fn answer_of(turn: &Value) -> ModelAnswer {
 }
 
 #[test]
-fn a_loop_goes_through_a_retry_a_low_confidence_a_denied_call_and_repeated_steps_to_its_escalation() {
+fn a_loop_with_a_retry_a_low_confidence_a_denied_call_and_repeated_steps_escalates() {
     let story = story();
     let mut driver = Driver::fresh(story_settings(&story));
     driver.offer(story_tools());

@@ -76,7 +76,7 @@ fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_wou
 }
 
 #[test]
-fn without_the_field_there_is_none_and_one_that_is_taken_away_comes_no_more() {
+fn without_the_field_there_is_no_heartbeat_and_a_removed_one_stops() {
     let mut driver = asleep(settings());
     driver.pass(seconds(3000));
     assert_eq!(beats(&driver), 0);
@@ -176,7 +176,7 @@ fn a_sleep_that_ends_in_a_heartbeat_is_followed_by_the_agents_own_turn() {
 }
 
 #[test]
-fn heartbeats_that_take_as_long_as_their_interval_leave_every_other_turn_to_the_agent() {
+fn heartbeats_as_long_as_their_interval_leave_every_other_turn_to_the_agent() {
     let mut driver = Driver::with_tools(every(60));
     driver.pass(seconds(60));
     driver.answer(says("done"));
@@ -194,7 +194,7 @@ fn heartbeats_that_take_as_long_as_their_interval_leave_every_other_turn_to_the_
 }
 
 #[test]
-fn the_schedule_goes_on_over_restarts_and_what_was_missed_comes_once() {
+fn the_schedule_continues_over_restarts_and_missed_heartbeats_run_once() {
     let mut driver = asleep(every(600));
     driver.pass(seconds(500));
     driver.restart(2);
@@ -226,7 +226,7 @@ fn a_shorter_interval_and_a_clock_that_was_set_back_hold_from_now_on() {
 }
 
 #[test]
-fn whatever_holds_the_loop_holds_it_too_and_then_it_comes_once() {
+fn a_pause_delays_the_heartbeat_and_then_it_runs_once() {
     let mut driver = asleep(every(60));
     driver.feed(EngineInput::LinkLost);
     driver.pass(seconds(200));
@@ -299,7 +299,7 @@ fn one_that_fails_counts_as_no_failure_of_the_loop_and_the_next_one_comes_at_its
 }
 
 #[test]
-fn a_restart_in_one_asks_for_the_same_call_and_it_ends_as_if_nothing_had_happened() {
+fn a_restart_in_a_heartbeat_repeats_its_call_and_it_ends_normally() {
     let mut driver = asleep(every(600));
     let transcript = driver.transcript.clone();
     driver.pass(seconds(600));
@@ -322,7 +322,7 @@ fn a_restart_in_one_asks_for_the_same_call_and_it_ends_as_if_nothing_had_happene
 }
 
 #[test]
-fn the_next_one_is_told_the_beginning_of_a_long_answer() {
+fn the_next_heartbeat_shows_the_beginning_of_a_long_answer() {
     let mut driver = asleep(every(600));
     driver.pass(seconds(600));
     driver.answer(says(&"ä".repeat(10_000)));

@@ -56,7 +56,7 @@ fn a_yield_before_many_calls_holds_none_of_them_up() {
 }
 
 #[test]
-fn a_restart_in_between_sends_what_was_under_way_and_no_more() {
+fn a_restart_in_between_sends_only_the_open_runs() {
     let mut driver = reading(MAX_AHEAD * 2);
     for index in 2..=last() {
         driver.done(index, "quick");
@@ -161,7 +161,7 @@ fn a_note_beyond_the_bound_is_not_written_after_the_untrusted_content_of_its_own
 }
 
 #[test]
-fn calls_of_a_memory_that_was_switched_off_meanwhile_are_refused_and_the_turn_goes_on() {
+fn calls_of_a_disabled_memory_are_refused_and_the_turn_continues() {
     let mut driver = started(EngineSettings {
         max_result_bytes: 1024,
         ..remembering()

@@ -183,7 +183,7 @@ fn a_refresh_that_fails_keeps_the_last_good_value_and_fails_no_turn(#[case] outc
 #[case("s__needs", "its refreshTool cannot be called without arguments")]
 #[case("s__asks", "its refreshTool is not run, since its calls need an approval")]
 #[case("s__if", "its refreshTool is not run, since its calls need an approval")]
-fn a_refresh_that_may_not_be_is_said_and_not_run(#[case] name: &str, #[case] words: &str) {
+fn a_forbidden_refresh_is_reported_and_not_run(#[case] name: &str, #[case] words: &str) {
     let mut driver = Driver::fresh(with(vec![field("n", FieldType::Number, Some(name))]));
     let mut needs = tool("s__needs", ToolEffect::Read);
     needs.parameters = json!({"type": "object", "required": ["path"]});
@@ -226,7 +226,7 @@ fn a_tool_may_be_named_as_its_server_has_it_where_only_one_does() {
 #[case(FieldType::String, r#"{"result": "rain"}"#, r#""rain""#)]
 #[case(FieldType::String, "42", r#""42""#)]
 #[case(FieldType::Boolean, "true", "true")]
-fn what_a_tool_says_becomes_a_value_of_the_fields_type(
+fn the_result_of_a_tool_becomes_a_value_of_the_fields_type(
     #[case] kind: FieldType,
     #[case] answer: &str,
     #[case] value: &str,
@@ -262,7 +262,7 @@ fn four_fields_are_refreshed_at_a_time() {
 }
 
 #[test]
-fn a_crash_in_the_middle_of_a_refresh_goes_on_with_the_runs_that_were_open_and_those_whose_values_are_gone() {
+fn a_crash_during_a_refresh_repeats_open_runs_and_those_whose_values_are_lost() {
     let names = ["a", "b"];
     let mut driver = Driver::fresh(with(
         names.map(|name| field(name, FieldType::Number, Some("n"))).to_vec(),

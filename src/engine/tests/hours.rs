@@ -44,7 +44,7 @@ fn a_call_in_flight_at_the_end_of_the_hours_is_finished_and_no_new_one_begins() 
 }
 
 #[test]
-fn a_loop_that_starts_outside_its_hours_waits_for_them_and_says_which_they_are() {
+fn a_loop_that_starts_outside_its_hours_waits_and_reports_them() {
     let mut driver = at("2026-05-04T03:00:00Z", by_day());
     assert_eq!(driver.in_flight, None);
     let held = &driver.engine.view().reasons[0];
@@ -57,7 +57,7 @@ fn a_loop_that_starts_outside_its_hours_waits_for_them_and_says_which_they_are()
 }
 
 #[test]
-fn a_sleep_goes_on_through_the_beginning_of_the_hours() {
+fn a_sleep_continues_through_the_beginning_of_the_hours() {
     let settings = EngineSettings {
         max_sleep: SignedDuration::from_hours(24),
         ..by_day()
@@ -91,7 +91,7 @@ fn a_sleep_that_ends_outside_the_hours_and_an_event_in_them_wait_for_the_next() 
 }
 
 #[test]
-fn hours_that_the_spec_has_no_more_hold_nobody() {
+fn hours_removed_from_the_spec_hold_no_loop() {
     let mut driver = at("2026-05-04T03:00:00Z", by_day());
     assert_eq!(driver.state(), LoopState::Paused);
     driver.settings.active_hours = None;

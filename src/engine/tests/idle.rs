@@ -69,7 +69,7 @@ fn no_further_call_of_a_turn_begins_after_the_limit() {
 }
 
 #[test]
-fn a_sleep_of_the_agents_own_choice_begins_anew_and_counts_for_nothing() {
+fn a_sleep_chosen_by_the_agent_resets_the_idle_time_and_does_not_count() {
     let mut driver = nearly_idle();
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.pass(seconds(3600));
@@ -77,7 +77,7 @@ fn a_sleep_of_the_agents_own_choice_begins_anew_and_counts_for_nothing() {
 }
 
 #[test]
-fn an_effective_action_begins_anew_however_long_it_took() {
+fn an_effective_action_resets_the_idle_time_however_long_it_was() {
     let mut driver = nearly_idle();
     driver.pass(seconds(5000));
     let now = driver.now;
@@ -115,7 +115,7 @@ fn neither_a_pause_nor_a_forced_sleep_nor_the_time_that_the_pod_is_down_counts()
 }
 
 #[test]
-fn a_provider_that_is_down_for_days_ends_no_loop() {
+fn a_provider_outage_of_days_ends_no_loop() {
     let mut driver = nearly_idle();
     let end = driver.now + SignedDuration::from_hours(100);
     while driver.now < end {
@@ -137,7 +137,7 @@ fn a_provider_that_is_down_for_days_ends_no_loop() {
 }
 
 #[test]
-fn an_idle_loop_stays_ended_in_its_pod_and_begins_anew_in_the_next() {
+fn an_idle_loop_stays_ended_in_its_pod_and_starts_again_in_the_next() {
     let mut driver = nearly_idle();
     driver.pass(seconds(1));
     driver.answer(says("hm"));

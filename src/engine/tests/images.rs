@@ -68,7 +68,7 @@ fn a_prompt_shows_the_newest_images_also_after_a_restart_and_the_transcript_keep
 }
 
 #[test]
-fn images_take_their_most_tokens_of_the_room_and_without_image_input_none_is_shown() {
+fn images_use_at_most_their_tokens_of_the_window_and_without_image_input_none_is_shown() {
     let mut driver = shows(2);
     let before = driver.engine.room(0).whole;
     look(&mut driver, "1.png");

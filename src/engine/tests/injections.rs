@@ -191,7 +191,7 @@ fn what_a_model_obeys_is_run_if_a_person_approves_it() {
 }
 
 #[test]
-fn what_a_trusted_server_says_is_obeyed_without_an_approval() {
+fn an_instruction_of_a_trusted_server_is_obeyed_without_an_approval() {
     for carrier in [InjectionCarrier::Result, InjectionCarrier::Failure] {
         for PromptInjection { name, tool, text, .. } in corpus() {
             let mut driver = shown(carrier, &text, "files__read", guarded_tools());
@@ -218,7 +218,7 @@ fn without_the_rule_every_injection_of_the_corpus_is_obeyed() {
 }
 
 #[test]
-fn no_injection_brings_a_mark_of_the_runtime_into_a_prompt() {
+fn no_injection_inserts_a_runtime_mark_into_a_prompt() {
     // The marks of the prompt that shows a text, and of the one after its turn.
     let counted = |carrier, text: &str| {
         let mut driver = shown(carrier, text, "web__fetch", guarded_tools());

@@ -23,7 +23,7 @@ fn test_loop_starts_and_is_running() {
 }
 
 #[test]
-fn test_loop_stops_when_the_call_in_flight_has_finished_and_goes_on_in_the_next_pod() {
+fn a_drain_stops_after_the_call_in_flight_and_the_next_pod_continues() {
     let mut driver = Driver::started(settings());
     driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
@@ -41,7 +41,7 @@ fn test_loop_stops_when_the_call_in_flight_has_finished_and_goes_on_in_the_next_
 }
 
 #[test]
-fn a_drain_that_takes_too_long_cuts_the_call_and_the_next_pod_asks_for_the_same_one() {
+fn a_drain_that_times_out_cancels_the_call_and_the_next_pod_requests_the_same_one() {
     let mut driver = Driver::started(settings());
     driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
@@ -55,7 +55,7 @@ fn a_drain_that_takes_too_long_cuts_the_call_and_the_next_pod_asks_for_the_same_
 }
 
 #[test]
-fn a_suspend_cuts_the_call_at_once_and_says_why_the_loop_is_stopped() {
+fn a_suspension_cancels_the_call_at_once_and_reports_why_the_loop_is_stopped() {
     let mut driver = Driver::started(settings());
     driver.feed(EngineInput::Stop {
         cause: StopCause::Suspend,
@@ -83,7 +83,7 @@ fn a_suspend_while_draining_cuts_the_call() {
 }
 
 #[test]
-fn a_turn_stops_between_two_calls_and_goes_on_in_the_next_pod() {
+fn a_turn_stops_between_two_calls_and_continues_in_the_next_pod() {
     let mut driver = Driver::started(settings());
     driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
@@ -97,7 +97,7 @@ fn a_turn_stops_between_two_calls_and_goes_on_in_the_next_pod() {
 }
 
 #[test]
-fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
+fn a_fenced_loop_writes_nothing_and_ignores_all_input() {
     let mut driver = Driver::started(settings());
     let lines = driver.journal.len();
     driver.feed(EngineInput::Stop {
@@ -122,7 +122,7 @@ fn a_fenced_loop_writes_nothing_more_and_hears_nothing() {
 }
 
 #[test]
-fn a_loop_that_is_suspended_before_it_starts_makes_no_call_and_says_why() {
+fn a_loop_suspended_before_its_start_makes_no_call_and_reports_the_reason() {
     let mut driver = Driver::started(settings());
     driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
@@ -207,7 +207,7 @@ fn a_stop_of_a_stopped_loop_is_answered_at_once() {
 }
 
 #[test]
-fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
+fn a_new_journal_continues_from_the_last_turn_known_to_the_controller() {
     let mut driver = Driver::fresh(settings());
     let counts = LoopCounts {
         turns: 40,
@@ -227,7 +227,7 @@ fn a_new_journal_goes_on_from_the_last_turn_that_the_controller_knows() {
 }
 
 #[test]
-fn a_call_open_at_a_crash_is_asked_for_again_under_the_same_id_and_without_a_second_intent() {
+fn a_call_open_at_a_crash_is_requested_again_under_the_same_id_without_a_second_intent() {
     let mut driver = Driver::started(settings());
     driver.restart(1);
     assert_eq!(driver.in_flight.unwrap().to_string(), "t1c1a1");

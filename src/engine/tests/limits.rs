@@ -141,7 +141,7 @@ fn failed_turns_do_not_count_as_turns_without_a_sleep() {
 }
 
 #[test]
-fn the_limit_of_calls_ends_the_turn_at_the_limit_and_not_before_and_the_model_is_told() {
+fn the_limit_of_calls_ends_the_turn_exactly_at_the_limit_and_the_model_is_notified() {
     let mut driver = Driver::started(EngineSettings {
         max_calls_per_turn: 3,
         ..settings()
@@ -205,7 +205,7 @@ fn crash_until_paused(driver: &mut Driver) {
 }
 
 #[test]
-fn new_pods_are_no_crashes_and_do_not_forget_those_of_the_pods_before() {
+fn new_pods_are_no_crashes_and_do_not_reset_those_of_earlier_pods() {
     let mut driver = Driver::started(settings());
     for epoch in 2..=20 {
         driver.restart(epoch);
@@ -230,7 +230,7 @@ fn a_completed_turn_resets_the_cool_down_after_crashes() {
 }
 
 #[test]
-fn a_completed_turn_forgets_the_crashes() {
+fn a_completed_turn_resets_the_crashes() {
     let mut driver = Driver::started(settings());
     driver.restart(1);
     driver.restart(1);
@@ -285,7 +285,7 @@ fn test_loop_pauses_without_the_link_starts_nothing_and_keeps_the_answer_of_the_
 }
 
 #[test]
-fn test_loop_resumes_only_when_all_reasons_are_gone() {
+fn test_loop_resumes_only_when_all_reasons_have_ended() {
     let mut driver = Driver::started(EngineSettings {
         max_consecutive_turns: 1,
         ..settings()
@@ -312,7 +312,7 @@ fn talkative() -> EngineSettings {
 }
 
 #[test]
-fn turns_without_a_tool_call_slow_down_by_themselves_and_the_model_is_told_once() {
+fn turns_without_a_tool_call_slow_down_and_the_model_is_notified_once() {
     let mut driver = Driver::with_tools(talkative());
     let mut delays = Vec::new();
     let mut told = Vec::new();
@@ -333,7 +333,7 @@ fn turns_without_a_tool_call_slow_down_by_themselves_and_the_model_is_told_once(
 }
 
 #[test]
-fn half_of_the_turns_without_a_sleep_may_be_quick_before_words_slow_down() {
+fn half_of_the_turns_without_a_sleep_may_be_quick_before_text_turns_slow_down() {
     let mut driver = Driver::with_tools(EngineSettings {
         quick_text_turns: 3,
         ..talkative()
@@ -348,7 +348,7 @@ fn half_of_the_turns_without_a_sleep_may_be_quick_before_words_slow_down() {
 }
 
 #[test]
-fn who_waits_because_of_many_words_hears_a_notification_at_once() {
+fn a_loop_delayed_by_text_turns_receives_a_notification_at_once() {
     let mut driver = Driver::with_tools(talkative());
     for _ in 0..8 {
         driver.answer(says("thinking"));
@@ -382,7 +382,7 @@ fn polls(nap: i64, turns: usize) -> Option<usize> {
 }
 
 #[test]
-fn naps_of_less_than_a_minute_do_not_get_a_loop_past_the_limit_of_turns() {
+fn naps_of_less_than_a_minute_do_not_circumvent_the_limit_of_turns() {
     assert_eq!(polls(60, 200), None);
     assert_eq!(polls(1, 200), Some(50));
     assert_eq!(polls(5, 200), Some(54), "a minute of naps takes one turn off");

@@ -106,7 +106,7 @@ impl Driver {
 }
 
 /// Feeds a repetition call by call. Returns the first call with a note.
-fn told_at(feed: impl Fn(&mut Driver, usize)) -> (usize, LoopSign) {
+fn warned_at(feed: impl Fn(&mut Driver, usize)) -> (usize, LoopSign) {
     let mut driver = watched(DetectionMode::Warn);
     for at in 1..300 {
         feed(&mut driver, at);
@@ -118,7 +118,7 @@ fn told_at(feed: impl Fn(&mut Driver, usize)) -> (usize, LoopSign) {
 }
 
 #[test]
-fn test_loop_detection_sees_three_identical_errors_in_a_row_and_not_two() {
+fn test_loop_detection_detects_three_identical_errors_in_a_row_and_not_two() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.fails("a", "exit 1");
     driver.fails("b", "exit 1");
@@ -136,62 +136,62 @@ fn test_loop_detection_sees_three_identical_errors_in_a_row_and_not_two() {
 }
 
 #[test]
-fn each_signal_speaks_up_at_its_number_and_not_before() {
+fn each_signal_warns_at_its_number_and_not_before() {
     let at = |sign, at| (at, sign);
     assert_eq!(
-        told_at(|driver, at| driver.fails("a", &format!("exit {at}"))),
+        warned_at(|driver, at| driver.fails("a", &format!("exit {at}"))),
         at(LoopSign::RepeatedError, 3),
         "equal errors, but for numbers"
     );
     assert_eq!(
-        told_at(|driver, _| driver.read("a", "same")),
+        warned_at(|driver, _| driver.read("a", "same")),
         at(LoopSign::RepeatedCall, 3),
         "equal calls with equal results"
     );
     assert_eq!(
-        told_at(|driver, at| driver.read(&format!("page {at}"), "empty")),
+        warned_at(|driver, at| driver.read(&format!("page {at}"), "empty")),
         at(LoopSign::RepeatedCall, 5),
         "calls that differ only in numbers, with nothing new"
     );
     for length in 2..=4 {
         assert_eq!(
-            told_at(|driver, at| driver.read(&"x".repeat(at % length + 1), &"y".repeat(at % length + 1))),
+            warned_at(|driver, at| driver.read(&"x".repeat(at % length + 1), &"y".repeat(at % length + 1))),
             at(LoopSign::Cycle, 3 * length),
             "a cycle of {length}"
         );
     }
     assert_eq!(
-        told_at(|driver, at| driver.read(&"x".repeat(at), "no matches")),
+        warned_at(|driver, at| driver.read(&"x".repeat(at), "no matches")),
         at(LoopSign::NoProgress, 9),
         "eight calls after the first with nothing new"
     );
     assert_eq!(
-        told_at(|driver, at| driver.run("send", &format!("sent {at}"))),
+        warned_at(|driver, at| driver.run("send", &format!("sent {at}"))),
         at(LoopSign::RepeatedCall, 10),
         "equal actions, each with a number"
     );
     assert_eq!(
-        told_at(|driver, at| driver.read("job", &format!("{at} % done"))),
+        warned_at(|driver, at| driver.read("job", &format!("{at} % done"))),
         at(LoopSign::RepeatedCall, 100),
         "a poll whose answer only counts"
     );
     assert_eq!(
-        told_at(|driver, _| driver.call("jobs__wait", "job", ToolOutcome::Done { text: "pending".into() })),
+        warned_at(|driver, _| driver.call("jobs__wait", "job", ToolOutcome::Done { text: "pending".into() })),
         at(LoopSign::RepeatedCall, 100),
         "a poll of an exempt tool"
     );
     assert_eq!(
-        told_at(|driver, _| driver.call("jobs__wait", "job", ToolOutcome::Failed { text: "gone".into() })),
+        warned_at(|driver, _| driver.call("jobs__wait", "job", ToolOutcome::Failed { text: "gone".into() })),
         at(LoopSign::RepeatedError, 3),
         "an exempt tool that fails"
     );
     assert_eq!(
-        told_at(|driver, _| driver.turn()),
+        warned_at(|driver, _| driver.turn()),
         at(LoopSign::NoProgress, 3),
         "turns that say the same"
     );
     assert_eq!(
-        told_at(|driver, at| driver.call("nothing", &at.to_string(), ToolOutcome::Done { text: String::new() })),
+        warned_at(|driver, at| driver.call("nothing", &at.to_string(), ToolOutcome::Done { text: String::new() })),
         at(LoopSign::RepeatedError, 3),
         "denials"
     );
@@ -250,7 +250,7 @@ fn a_yield_beside_a_denied_repetition_waits_until_the_model_has_seen_the_denial(
 }
 
 #[test]
-fn the_ladder_goes_from_a_word_to_a_denial_to_longer_and_longer_sleeps_to_the_end() {
+fn detection_escalates_from_a_warning_to_a_denial_to_longer_sleeps_to_the_end() {
     let mut driver = watched(DetectionMode::Enforce);
     for _ in 0..3 {
         driver.read("a", "same");
@@ -303,7 +303,7 @@ fn the_ladder_goes_from_a_word_to_a_denial_to_longer_and_longer_sleeps_to_the_en
 }
 
 #[test]
-fn a_loop_that_was_ended_begins_anew_with_the_next_pod() {
+fn a_loop_ended_by_detection_starts_again_in_the_next_pod() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.reads_until("Failed");
     driver.restart(2);
@@ -316,7 +316,7 @@ fn a_loop_that_was_ended_begins_anew_with_the_next_pod() {
 }
 
 #[test]
-fn words_without_a_tool_go_from_a_note_to_a_sleep() {
+fn repeated_text_without_a_tool_leads_from_a_note_to_a_sleep() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.turn();
     driver.turn();
@@ -404,7 +404,7 @@ fn other_calls_than_the_denied_one_run() {
 }
 
 #[test]
-fn one_answer_leads_to_one_step_however_many_calls_it_wants() {
+fn one_answer_leads_to_one_step_however_many_calls_it_contains() {
     let mut driver = watched(DetectionMode::Enforce);
     let many = |count: usize| ModelAnswer {
         tool_calls: (0..count)
@@ -434,7 +434,7 @@ fn one_answer_leads_to_one_step_however_many_calls_it_wants() {
 }
 
 #[test]
-fn weak_signs_are_given_as_long_again_before_the_next_step() {
+fn weak_signs_double_the_distance_to_the_next_step() {
     let mut driver = watched(DetectionMode::Enforce);
     let page = |driver: &mut Driver, pages: std::ops::Range<usize>| {
         for page in pages {
@@ -450,7 +450,7 @@ fn weak_signs_are_given_as_long_again_before_the_next_step() {
 }
 
 #[test]
-fn a_warning_is_a_word_and_nothing_else() {
+fn mode_warn_adds_a_note_and_nothing_else() {
     let mut driver = watched(DetectionMode::Warn);
     for _ in 0..50 {
         driver.read("a", "same");
@@ -464,7 +464,7 @@ fn a_warning_is_a_word_and_nothing_else() {
 }
 
 #[test]
-fn disabled_it_sees_and_says_nothing() {
+fn disabled_detection_observes_and_reports_nothing() {
     let mut driver = watched(DetectionMode::Disabled);
     for _ in 0..50 {
         driver.read("a", "same");
@@ -527,7 +527,7 @@ fn a_turn_that_is_tried_again_repeats_nothing() {
 }
 
 #[test]
-fn who_hears_of_something_may_answer_the_same_again() {
+fn equal_answers_to_new_notifications_are_no_loop() {
     let mut driver = watched(DetectionMode::Enforce);
     for id in 0..8 {
         driver.feed(notified(Notification {
@@ -579,7 +579,7 @@ fn the_forced_sleep_is_at_most_the_longest_sleep() {
 }
 
 #[test]
-fn nothing_of_what_a_model_or_a_tool_said_is_in_the_evidence() {
+fn the_evidence_contains_no_text_of_a_model_or_a_tool() {
     let mut driver = watched(DetectionMode::Enforce);
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -614,7 +614,7 @@ fn is_loop_of_naps(nap: i64) -> bool {
 }
 
 #[test]
-fn who_polls_each_second_goes_round_in_circles_and_who_sleeps_between_waits() {
+fn polling_each_second_is_a_loop_and_polling_with_sleeps_is_not() {
     assert!(is_loop_of_naps(1) && is_loop_of_naps(3));
     assert!(!is_loop_of_naps(5) && !is_loop_of_naps(10) && !is_loop_of_naps(3600));
 }

@@ -138,7 +138,7 @@ fn with_page() -> Driver {
 }
 
 #[test]
-fn each_operation_says_what_it_did() {
+fn each_operation_reports_its_effect() {
     let mut driver = started(remembering());
     assert_eq!(driver.titles(), "There are no notes.");
     assert_eq!(driver.memory(&write("plan", "count the stars")), "Stored \"plan\".");
@@ -249,7 +249,7 @@ fn all_titles_and_texts_together_have_at_most_the_limit() {
 }
 
 #[test]
-fn there_are_at_most_so_many_notes_and_known_ones_can_still_be_written() {
+fn the_number_of_notes_is_limited_and_known_ones_can_still_be_written() {
     let mut driver = started(remembering());
     let title = |number: usize| format!("{number:02}");
     for number in 1..=MAX_NOTES {
@@ -321,7 +321,7 @@ fn a_note_that_is_too_long_for_a_result_is_viewed_in_parts() {
 }
 
 #[test]
-fn calls_take_effect_in_their_order_and_results_join_with_those_of_other_tools() {
+fn memory_calls_take_effect_in_order_and_results_join_those_of_other_tools() {
     let mut driver = started(remembering());
     driver.answer(wants_all(&[
         ("memory", write("a", "1")),
@@ -511,7 +511,7 @@ fn without_the_setting_the_tool_is_not_offered_and_notes_are_kept() {
 }
 
 #[test]
-fn a_source_cannot_take_its_name_and_without_notes_the_snapshot_says_nothing() {
+fn a_source_cannot_use_the_name_of_the_memory_tool_and_without_notes_the_snapshot_has_none() {
     let mut driver = started(remembering());
     let mut offered = tools();
     offered.push(ToolSpec {
@@ -577,7 +577,7 @@ fn the_titles_in_the_state_block_are_bounded_and_the_list_has_all(#[case] contex
 }
 
 #[test]
-fn viewing_a_note_that_was_written_after_untrusted_content_brings_that_content_back() {
+fn viewing_a_note_written_after_untrusted_content_makes_the_prompt_untrusted() {
     let mut driver = with_page();
     assert_eq!(source(&driver), None, "a new conversation");
     driver.memory(&view("plan"));

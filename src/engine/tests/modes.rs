@@ -80,7 +80,7 @@ fn its_tool_waits_for_the_other_calls_of_the_answer_and_for_their_success() {
 }
 
 #[test]
-fn the_tools_of_other_modes_are_unknown_and_a_source_cannot_take_the_name_of_its_own() {
+fn tools_of_other_modes_are_unknown_and_a_source_cannot_use_the_name_of_a_mode_tool() {
     let mut driver = Driver::started(countdown(5));
     let mut offered = tools();
     offered.push(ToolSpec {
@@ -118,7 +118,7 @@ fn guardrails_and_pauses_hold_it() {
 }
 
 #[test]
-fn failed_turns_are_retried_with_the_delays_of_the_loop_and_told_to_the_mode() {
+fn failed_turns_are_retried_with_the_delays_of_the_loop_and_reported_to_the_mode() {
     let mut driver = Driver::started(countdown(1));
     for failed in 1..=4 {
         driver.failed_turn();
@@ -137,7 +137,7 @@ fn failed_turns_are_retried_with_the_delays_of_the_loop_and_told_to_the_mode() {
 }
 
 #[test]
-fn its_state_outlives_the_process_until_the_loop_begins_anew() {
+fn the_state_of_a_mode_outlives_the_process_until_the_loop_restarts() {
     let mut driver = Driver::started(countdown(3));
     driver.turn();
     driver.restart(1);
@@ -170,7 +170,7 @@ fn the_state_of_another_mode_on_the_same_volume_is_not_used() {
 }
 
 #[test]
-fn a_task_that_began_before_the_mode_changed_gets_its_response_and_the_agents_own_turns_follow() {
+fn a_task_begun_before_the_mode_changed_is_answered_and_the_agents_own_turns_follow() {
     let mut driver = at_work(mode());
     driver.settings = settings();
     driver.restart(2);
@@ -189,7 +189,7 @@ fn a_task_that_began_before_the_mode_changed_gets_its_response_and_the_agents_ow
 #[rstest]
 #[case("finish", r#"{"result": "done"}"#, "finish")]
 #[case("request_confidence_check", r#"{"reason": "stuck"}"#, "check confidence")]
-fn a_turn_that_ends_as_only_its_former_mode_knows_is_followed_by_the_next_one(
+fn a_turn_that_ends_with_a_tool_of_its_former_mode_is_followed_by_the_next_one(
     #[case] tool: &str,
     #[case] arguments: &str,
     #[case] note: &str,

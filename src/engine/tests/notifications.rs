@@ -95,7 +95,7 @@ fn a_repeat_has_no_effect_whether_it_waits_or_was_seen() {
 }
 
 #[test]
-fn an_id_is_remembered_for_so_many_others_and_not_one_more() {
+fn an_id_is_remembered_for_a_limited_number_of_others() {
     let mut driver = Driver::started(settings());
     let mut number = 0;
     let mut others = |driver: &mut Driver, count: usize| {
@@ -137,7 +137,7 @@ fn the_most_urgent_come_first_and_of_equal_ones_the_oldest() {
 }
 
 #[test]
-fn what_comes_in_the_middle_of_a_turn_is_shown_in_its_next_call() {
+fn a_notification_during_a_turn_is_shown_in_its_next_call() {
     let mut driver = Driver::started(settings());
     notify(&mut driver, "a", NotificationPriority::Low);
     driver.answer(calls("yield", "nonsense"));
@@ -150,7 +150,7 @@ fn what_comes_in_the_middle_of_a_turn_is_shown_in_its_next_call() {
 }
 
 #[test]
-fn a_turn_shows_so_many_and_says_how_many_wait() {
+fn a_turn_shows_a_limited_number_and_the_count_of_those_that_wait() {
     let mut driver = Driver::started(settings());
     for id in 0..=MAX_SHOWN {
         notify(&mut driver, id, NotificationPriority::Normal);
@@ -195,7 +195,7 @@ fn only_what_an_answered_call_showed_is_done_with() {
 }
 
 #[test]
-fn a_crash_shows_what_was_not_committed_again_and_in_the_same_words() {
+fn after_a_crash_uncommitted_notifications_are_shown_again_unchanged() {
     let mut driver = Driver::started(settings());
     notify(&mut driver, "a", NotificationPriority::Normal);
     driver.turn();
@@ -210,7 +210,7 @@ fn a_crash_shows_what_was_not_committed_again_and_in_the_same_words() {
 }
 
 #[test]
-fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_is_told_once() {
+fn above_the_maximum_the_oldest_of_the_lowest_priority_is_dropped_and_reported_once() {
     let mut driver = Driver::started(settings());
     driver.answer(calls("yield", r#"{"sleep": 600}"#));
     notify(&mut driver, "l1", NotificationPriority::Low);
@@ -236,7 +236,7 @@ fn one_more_than_may_wait_drops_the_oldest_of_the_lowest_priority_and_the_model_
 }
 
 #[test]
-fn one_that_is_less_urgent_than_all_that_wait_is_itself_dropped_and_wakes_nobody() {
+fn a_notification_less_urgent_than_all_waiting_ones_is_dropped_and_wakes_no_loop() {
     let mut driver = Driver::started(settings());
     driver.answer(calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#));
     for id in 0..MAX_WAITING {
@@ -291,7 +291,7 @@ fn a_small_context_window_still_has_room_for_one() {
 }
 
 #[test]
-fn a_notification_cannot_look_like_another_line() {
+fn a_notification_cannot_imitate_another_line() {
     let mut driver = Driver::started(settings());
     driver.feed(notified(Notification {
         source: "x\n[From the runtime".into(),

@@ -37,7 +37,7 @@ fn without_mail() -> Driver {
 }
 
 #[test]
-fn a_model_is_told_which_servers_have_not_answered_until_they_have() {
+fn the_prompt_names_servers_that_have_not_answered_until_they_have() {
     let mut driver = without_mail();
     assert_eq!(driver.offered, ["yield"]);
     assert!(
@@ -54,7 +54,7 @@ fn a_model_is_told_which_servers_have_not_answered_until_they_have() {
 }
 
 #[test]
-fn a_call_of_a_server_that_has_not_answered_is_told_so_and_not_that_the_tool_is_unknown() {
+fn a_call_of_a_server_that_has_not_answered_is_refused_with_that_reason() {
     let mut driver = without_mail();
     driver.answer(wants(&["mail__send"]));
     assert!(
@@ -157,7 +157,7 @@ fn yield_lists_the_events_that_can_wake_the_loop_and_rate_limits_only_where_ther
 }
 
 #[test]
-fn yield_lists_64_events_and_says_how_many_more_there_are() {
+fn yield_lists_64_events_and_the_number_of_the_others() {
     let names = |count: usize| {
         (1..=count)
             .map(|number| format!("sensor/s{number}"))

@@ -63,7 +63,7 @@ fn in_flight(driver: &Driver) -> String {
 }
 
 #[test]
-fn the_small_model_sees_what_has_changed_and_what_matters() {
+fn the_light_model_receives_the_changes_and_what_matters() {
     let driver = slept();
     assert_eq!(in_flight(&driver), "t2c0a1");
     assert_eq!(driver.notes(RecordKind::CallStarted).last(), Some(&"Precheck"));
@@ -166,7 +166,7 @@ fn what_changed_is_measured_from_the_last_committed_turn_however_many_were_skipp
 #[rstest]
 #[case::words("no", "Unreadable")]
 #[case::another_object(r#"{"sleep": true}"#, "Unreadable")]
-fn an_unclear_answer_lets_the_turn_run(#[case] answer: &str, #[case] note: &str) {
+fn an_unclear_answer_starts_the_turn(#[case] answer: &str, #[case] note: &str) {
     let mut driver = slept();
     driver.answer(says(answer));
     assert_eq!(in_flight(&driver), "t2c1a1");
@@ -183,7 +183,7 @@ fn an_unclear_answer_lets_the_turn_run(#[case] answer: &str, #[case] note: &str)
 #[case(FailureKind::Interrupted)]
 #[case(FailureKind::Cancelled)]
 #[case(FailureKind::RecordFailed)]
-fn a_failure_lets_the_turn_run_and_counts_as_no_error_of_it(#[case] kind: FailureKind) {
+fn a_failure_starts_the_turn_and_counts_as_no_error_of_it(#[case] kind: FailureKind) {
     let mut driver = slept();
     driver.fail(kind);
     assert_eq!(in_flight(&driver), "t2c1a1", "{kind}");
@@ -199,7 +199,7 @@ fn a_failure_lets_the_turn_run_and_counts_as_no_error_of_it(#[case] kind: Failur
 }
 
 #[test]
-fn a_lost_link_holds_it_and_it_is_asked_again() {
+fn a_lost_link_holds_the_pre_check_and_it_is_repeated() {
     let mut driver = slept();
     driver.fail(FailureKind::LinkLost);
     assert_eq!(driver.reasons(), [PauseReason::LinkLost]);
@@ -249,7 +249,7 @@ fn one_that_is_larger_than_a_limit_costs_the_agent_no_history() {
 }
 
 #[test]
-fn a_budget_that_stops_cuts_it_and_it_is_asked_again() {
+fn a_stopping_budget_cancels_the_pre_check_and_it_is_repeated() {
     let mut driver = slept();
     let stop = |stop: Option<&str>, revision| EngineInput::BudgetChanged {
         budget: BudgetState {
@@ -300,7 +300,7 @@ fn the_first_turn_is_never_skipped_nor_one_that_no_sleep_of_its_own_end_precedes
 }
 
 #[test]
-fn the_first_turn_of_a_process_after_a_sleep_is_not_skipped_since_nobody_knows_what_changed() {
+fn the_first_turn_of_a_process_after_a_sleep_is_not_skipped_since_changes_are_unknown() {
     let mut driver = Driver::started(checking());
     sleeps(&mut driver, r#"{"sleep": 100}"#);
     driver.restart(1);
@@ -309,7 +309,7 @@ fn the_first_turn_of_a_process_after_a_sleep_is_not_skipped_since_nobody_knows_w
 }
 
 #[test]
-fn without_settings_for_it_nothing_is_asked() {
+fn without_settings_no_pre_check_is_made() {
     let mut driver = Driver::started(EngineSettings {
         pre_check: None,
         ..checking()
@@ -330,7 +330,7 @@ fn notification() -> EngineInput {
 }
 
 #[test]
-fn a_notification_lets_the_turn_run_whether_it_came_before_or_meanwhile() {
+fn a_notification_starts_the_turn_whether_it_arrived_before_or_during_the_pre_check() {
     let mut driver = Driver::started(checking());
     sleeps(&mut driver, r#"{"sleep": 100}"#);
     driver.feed(notification());
@@ -344,7 +344,7 @@ fn a_notification_lets_the_turn_run_whether_it_came_before_or_meanwhile() {
 }
 
 #[test]
-fn what_would_have_ended_the_sleep_early_is_heard_meanwhile() {
+fn a_wake_during_the_pre_check_starts_the_turn() {
     for (input, cause) in [
         (happens("spike"), "the event spike ended your sleep"),
         (
@@ -362,7 +362,7 @@ fn what_would_have_ended_the_sleep_early_is_heard_meanwhile() {
 }
 
 #[test]
-fn a_crash_asks_the_same_call_again_in_the_same_words() {
+fn a_crash_repeats_the_same_call_with_the_same_prompt() {
     let mut driver = slept();
     let prompt = driver.prompt.clone();
     driver.restart(1);
@@ -376,7 +376,7 @@ fn a_crash_asks_the_same_call_again_in_the_same_words() {
 }
 
 #[test]
-fn a_stop_awaits_it_and_the_next_process_goes_on() {
+fn a_stop_awaits_the_pre_check_and_the_next_process_continues() {
     let mut driver = slept();
     driver.feed(EngineInput::Stop {
         cause: StopCause::Drain,
@@ -409,7 +409,7 @@ fn skipped_turns_do_not_use_up_the_time_without_an_effective_action() {
 }
 
 #[test]
-fn stale_fields_are_filled_before_the_pre_check_so_that_it_sees_what_the_turn_would_see() {
+fn stale_fields_are_refreshed_before_the_pre_check_so_that_it_has_the_values_of_the_turn() {
     let mut settings = checking();
     settings.hot_state[0].refresh_tool = Some("s__rsi".into());
     settings.hot_state[0].ttl = Some(seconds(10));
@@ -443,7 +443,7 @@ fn no_answer_is_in_the_journal_the_transcript_or_what_is_reported() {
 }
 
 #[test]
-fn what_a_pre_check_tells_is_cut_to_the_window_of_the_light_model() {
+fn the_prompt_of_a_pre_check_is_cut_to_the_window_of_the_light_model() {
     let mut driver = Driver::fresh(EngineSettings {
         light_context_tokens: 464,
         light_output_tokens: Some(64),

@@ -547,7 +547,7 @@ proptest! {
     /// Nothing that decides about the future exists outside the journalled state. Only forward in time: what an engine
     /// remembers of the clock alone is not worth a journal record.
     #[test]
-    fn a_restored_loop_goes_on_as_the_one_it_was_saved_from(
+    fn a_restored_loop_behaves_like_its_original(
         settings in small_of_any_mode(),
         story in prop::collection::vec(steps(), 2..55).prop_map(forward),
         restored_after in any::<prop::sample::Index>(),

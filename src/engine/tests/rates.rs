@@ -97,7 +97,7 @@ fn skip_ends_a_turn_that_would_have_to_wait_and_the_next_one_begins_with_room() 
 }
 
 #[test]
-fn test_loop_resumes_resources_and_block_lets_a_turn_wait_and_go_on() {
+fn test_loop_resumes_resources_and_block_delays_a_turn_and_continues_it() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Block));
     for _ in 0..3 {
         driver.answer(calls("shell", "{}"));
@@ -127,7 +127,7 @@ fn tokens_wait_once_the_amount_is_reached_and_not_one_before() {
 }
 
 #[test]
-fn a_raised_amount_frees_the_loop_and_a_limit_that_is_gone_is_forgotten() {
+fn a_raised_amount_resumes_the_loop_and_a_removed_limit_is_dropped() {
     let mut driver = Driver::started(three_calls(ExhaustionPolicy::Skip));
     (0..3).for_each(|_| driver.turn());
     assert_eq!(driver.state(), LoopState::Paused);
@@ -172,7 +172,7 @@ fn mail(driver: &mut Driver) {
 }
 
 #[test]
-fn the_action_beyond_the_amount_waits_in_its_turn_and_what_only_looks_does_not() {
+fn an_action_above_the_amount_waits_in_its_turn_and_read_only_runs_do_not() {
     for policy in [ExhaustionPolicy::Skip, ExhaustionPolicy::Block] {
         let mut driver = three_actions(policy);
         let first = driver.now;

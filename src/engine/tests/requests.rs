@@ -266,7 +266,7 @@ fn a_kill_at_any_point_loses_no_request_and_answers_none_twice() {
 }
 
 #[test]
-fn a_response_says_whether_it_may_repeat_untrusted_content_and_a_request_may_say_that_it_quotes_some() {
+fn a_response_reports_untrusted_content_and_a_request_may_declare_it() {
     let mut driver = Driver::with_gates(settings());
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));
     driver.ask("a");

@@ -49,7 +49,7 @@ fn in_flight(driver: &Driver) -> String {
 }
 
 #[test]
-fn a_sleeping_loop_asks_at_once_and_sleeps_on() {
+fn a_sleeping_loop_requests_a_score_at_once_and_continues_its_sleep() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     assert_eq!(
@@ -73,7 +73,7 @@ fn a_sleeping_loop_asks_at_once_and_sleeps_on() {
 }
 
 #[test]
-fn an_answer_that_says_nothing_clear_is_no_score() {
+fn an_unclear_answer_is_no_score() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     driver.answer(says("quite likely"));
@@ -111,7 +111,7 @@ fn without_a_small_model_there_is_no_score_and_no_call() {
 }
 
 #[test]
-fn a_question_during_a_turn_waits_for_its_end_and_one_at_a_time_is_asked() {
+fn a_question_during_a_turn_waits_for_its_end_and_questions_are_sent_one_at_a_time() {
     let mut driver = Driver::started(scoring());
     assert_eq!(in_flight(&driver), "t1c1a1");
     driver.feed(question(1));
@@ -135,7 +135,7 @@ fn a_question_during_a_turn_waits_for_its_end_and_one_at_a_time_is_asked() {
 }
 
 #[test]
-fn a_turn_that_is_due_waits_for_the_score_that_is_asked_for_and_for_no_other() {
+fn a_due_turn_waits_for_the_score_in_flight_and_for_no_other() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     driver.pass(seconds(600));
@@ -148,7 +148,7 @@ fn a_turn_that_is_due_waits_for_the_score_that_is_asked_for_and_for_no_other() {
 }
 
 #[test]
-fn a_question_in_flight_is_asked_under_the_same_id_after_a_restart() {
+fn a_question_in_flight_is_repeated_under_the_same_id_after_a_restart() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     driver.restart(1);
@@ -163,7 +163,7 @@ fn a_question_in_flight_is_asked_under_the_same_id_after_a_restart() {
 }
 
 #[test]
-fn what_passes_is_tried_again_five_times_and_what_does_not_is_given_up_at_once() {
+fn a_transient_failure_is_retried_five_times_and_a_permanent_one_is_not() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     for attempt in 1..=5 {
@@ -191,7 +191,7 @@ fn what_passes_is_tried_again_five_times_and_what_does_not_is_given_up_at_once()
 }
 
 #[test]
-fn a_server_that_asks_for_a_wait_of_30_s_is_heeded_and_for_a_longer_one_there_is_no_score() {
+fn a_retry_after_of_30_s_is_honoured_and_a_longer_one_yields_no_score() {
     let of = |wait: u64| {
         let mut driver = asleep(scoring());
         driver.feed(question(1));
@@ -256,7 +256,7 @@ fn without_the_link_a_question_waits_and_does_not_fail() {
 }
 
 #[test]
-fn outside_of_the_active_hours_nothing_is_asked() {
+fn outside_the_active_hours_no_score_is_requested() {
     let mut driver = asleep(EngineSettings {
         active_hours: Some(hours("UTC", "00:00", "00:05")),
         ..scoring()
@@ -289,7 +289,7 @@ fn scores_count_as_calls_in_the_rate_limits() {
 }
 
 #[test]
-fn a_budget_that_stops_the_loop_cuts_a_score_which_is_asked_again_later() {
+fn a_stopping_budget_cancels_a_score_which_is_requested_again_later() {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
     let stop = |stop: Option<&str>, revision| EngineInput::BudgetChanged {

@@ -58,7 +58,7 @@ fn block(driver: &Driver) -> &str {
 }
 
 #[test]
-fn an_event_writes_fields_and_gives_notifications_in_one_step() {
+fn an_event_writes_fields_and_adds_notifications_in_one_step() {
     let mut driver = Driver::started(with_field());
     driver.feed(event(
         1,
@@ -76,7 +76,7 @@ fn an_event_writes_fields_and_gives_notifications_in_one_step() {
 }
 
 #[test]
-fn an_event_that_gives_nothing_is_journalled_too_so_that_its_number_is_kept() {
+fn an_event_without_effect_is_journalled_too_so_that_its_number_is_kept() {
     let mut driver = Driver::started(settings());
     driver.feed(event(1, Vec::new(), &[]));
     assert_eq!(
@@ -114,7 +114,7 @@ fn each_name_of_an_event_ends_a_sleep_that_waits_for_it_and_no_other() {
 }
 
 #[test]
-fn a_value_that_is_recalled_has_its_age_and_what_the_schema_does_not_take_is_passed_over() {
+fn a_recalled_value_has_its_age_and_values_invalid_by_the_schema_are_skipped() {
     let mut driver = Driver::fresh(with_field());
     let at: Timestamp = "2025-12-31T23:00:00Z".parse().unwrap();
     driver.engine.restore_field("last", json!(7), at);
@@ -139,7 +139,7 @@ fn a_sensor_that_fails_is_journalled_by_its_name() {
 }
 
 #[test]
-fn a_loop_that_is_not_up_hears_nothing() {
+fn a_loop_that_is_not_running_accepts_no_input() {
     let mut driver = Driver::fresh(settings());
     assert!(!driver.engine.accepts_input());
     driver.start(1);

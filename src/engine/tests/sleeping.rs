@@ -131,7 +131,7 @@ fn a_deadline_that_passed_while_the_worker_was_down_fires_once() {
 }
 
 #[test]
-fn a_sleep_longer_than_the_longest_is_shortened_and_the_model_is_told() {
+fn a_sleep_above_the_maximum_is_shortened_and_the_model_is_notified() {
     let driver = asleep(r#"{"sleep": 1e300}"#);
     assert_eq!(driver.engine.view().resumes_at, Some(driver.now + seconds(3600)));
     assert!(driver.result().contains("Shortened to the longest sleep, 3600 s."));
@@ -241,7 +241,7 @@ fn room_that_is_there_already_makes_no_shorter_sleep_than_the_shortest() {
 #[case("resource/Luck/5", "resource/LLMCalls/<n>")]
 #[case("resource/LLMCalls/0", "with n of 1 or more")]
 #[case("resource/LLMCalls", "resource/LLMCalls/<n>")]
-fn room_that_can_never_come_is_refused_with_the_fix(#[case] name: &str, #[case] fix: &str) {
+fn a_wait_for_room_that_can_never_exist_is_refused_with_the_fix(#[case] name: &str, #[case] fix: &str) {
     let mut driver = short_of_calls();
     driver.answer(calls(
         "yield",
@@ -269,7 +269,7 @@ fn a_sleep_that_was_chosen_before_its_event_was_seen_ends_at_once_also_after_a_c
 }
 
 #[test]
-fn an_event_that_the_last_prompt_showed_or_that_nobody_waits_for_ends_no_sleep() {
+fn an_event_already_shown_or_not_awaited_ends_no_sleep() {
     let sleep = || calls("yield", r#"{"sleep": 600, "wake_early_if": ["sensor/prices"]}"#);
     let mut seen = Driver::started(settings());
     seen.feed(event_of("prices"));

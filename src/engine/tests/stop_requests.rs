@@ -138,7 +138,7 @@ fn a_sleep_and_a_turn_under_a_pause_are_not_waited_for() {
 #[rstest]
 #[case(EngineInput::WakeRequested { token: "w".into() })]
 #[case(EngineInput::ResumeRequested { token: "r".into() })]
-fn a_wake_or_resume_request_takes_back_a_stop_that_is_not_done(#[case] input: EngineInput) {
+fn a_wake_or_resume_request_cancels_a_pending_stop(#[case] input: EngineInput) {
     let mut driver = Driver::started(settings());
     stop(&mut driver, "1");
     driver.feed(input);
@@ -216,7 +216,7 @@ fn a_recreated_agent_is_not_stopped_by_the_request_of_the_previous_one() {
 }
 
 #[test]
-fn a_recreated_agent_does_not_take_over_the_outcome_of_the_previous_one() {
+fn a_recreated_agent_does_not_inherit_the_outcome_of_the_previous_one() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     stop(&mut driver, "1");
     resume(&mut driver, "r");
@@ -239,7 +239,7 @@ fn restart_with_pending(driver: &mut Driver, token: &str) {
 }
 
 #[test]
-fn a_request_counts_as_handled_once_the_loop_has_ended_or_goes_on_after_all() {
+fn a_request_counts_as_handled_once_the_loop_has_ended_or_continues() {
     let mut driver = Driver::started(settings());
     stop(&mut driver, "1");
     assert_eq!(driver.engine.view().handled.stop, None, "the turn has not ended");
@@ -264,7 +264,7 @@ fn a_new_journal_ends_for_a_pending_request_before_its_first_turn(#[case] token:
 }
 
 #[test]
-fn a_loop_whose_end_nobody_has_learned_of_stays_ended_in_the_next_pod() {
+fn a_loop_whose_end_was_not_reported_stays_ended_in_the_next_pod() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     driver.turn();
     stop(&mut driver, "1");
@@ -284,7 +284,7 @@ fn a_loop_whose_end_nobody_has_learned_of_stays_ended_in_the_next_pod() {
 }
 
 #[test]
-fn a_request_that_came_after_the_end_ends_the_loop_that_begins_again() {
+fn a_request_received_after_the_end_ends_the_restarted_loop() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     driver.answer(finish("done"));
     assert_eq!(driver.engine.view().outcome, Some(LoopOutcome::Completed));
@@ -305,7 +305,7 @@ fn an_earlier_state_of_the_volume_ends_after_the_turn_that_is_open_in_it() {
 }
 
 #[test]
-fn a_request_that_was_taken_back_does_not_end_the_loop_in_the_next_pod() {
+fn a_cancelled_stop_request_does_not_end_the_loop_in_the_next_pod() {
     let mut driver = Driver::started(settings());
     stop(&mut driver, "1");
     resume(&mut driver, "r");
@@ -337,7 +337,7 @@ fn handles_all(driver: &Driver, stop: &str) -> bool {
 #[case::before_the_first_turn(false, "1")]
 #[case::after_the_open_turn(true, "1")]
 #[case::in_the_open_turn(true, "now:1")]
-fn a_wake_and_a_resume_that_are_open_do_not_take_back_a_stop_that_is_new_to_the_journal(
+fn open_wake_and_resume_requests_do_not_cancel_a_stop_that_is_new_to_the_journal(
     #[case] in_turn: bool,
     #[case] token: &str,
 ) {

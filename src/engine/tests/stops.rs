@@ -186,7 +186,7 @@ fn test_agent_shutdown_and_every_other_stop_ends_cleanly_from_every_state() {
 }
 
 #[test]
-fn the_next_pod_goes_on_from_every_state_that_was_drained() {
+fn the_next_pod_continues_from_every_drained_state() {
     for (name, mut driver) in everywhere() {
         let turn = driver.engine.view().turn;
         let held: Vec<PauseReason> = driver.reasons();

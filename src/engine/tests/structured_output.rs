@@ -21,7 +21,7 @@ use agentloop_api::agent::LimitedResource;
 use agentloop_api::hot_state::FieldType;
 
 /// The name of the schema in the call last sent, and the fields that an answer has.
-fn told(driver: &Driver) -> Option<(&'static str, Vec<String>)> {
+fn sent_schema(driver: &Driver) -> Option<(&'static str, Vec<String>)> {
     let schema = driver.answer_schema.as_ref()?;
     let fields = schema.schema["properties"].as_object().unwrap();
     Some((schema.name, fields.keys().cloned().collect()))
@@ -29,7 +29,7 @@ fn told(driver: &Driver) -> Option<(&'static str, Vec<String>)> {
 
 /// The schema says the same as the text of the question.
 fn assert_is_asked_for(driver: &Driver, name: &str) {
-    let (told, fields) = told(driver).expect("a schema");
+    let (told, fields) = sent_schema(driver).expect("a schema");
     assert_eq!(told, name);
     let Message::System { text } = &*driver.prompt[0] else {
         panic!("no system message");
@@ -49,7 +49,7 @@ fn judged(main: StructuredOutput, light: StructuredOutput) -> Driver {
             goal.confidence_every = 1;
         })
     });
-    assert_eq!(told(&driver), None, "a step has tools and no form");
+    assert_eq!(sent_schema(&driver), None, "a step has tools and no form");
     driver.answer(finish("done"));
     assert_eq!(driver.purpose, CallPurpose::Judge);
     driver
@@ -58,7 +58,7 @@ fn judged(main: StructuredOutput, light: StructuredOutput) -> Driver {
 #[rstest]
 #[case(WithoutTools)]
 #[case(Always)]
-fn questions_of_a_goal_tell_the_form_of_their_answer(#[case] main: StructuredOutput) {
+fn questions_of_a_goal_send_the_schema_of_their_answer(#[case] main: StructuredOutput) {
     let mut driver = judged(main, Disabled);
     assert_is_asked_for(&driver, "verdict");
     driver.restart(2);
@@ -68,14 +68,14 @@ fn questions_of_a_goal_tell_the_form_of_their_answer(#[case] main: StructuredOut
     assert_is_asked_for(&driver, "confidence");
     driver.answer(says(r#"{"confidence": 90, "reason": "close"}"#));
     driver.next_timer();
-    assert_eq!((driver.purpose, told(&driver)), (CallPurpose::Turn, None));
+    assert_eq!((driver.purpose, sent_schema(&driver)), (CallPurpose::Turn, None));
 }
 
 #[test]
 fn each_model_has_its_own_setting() {
-    assert_eq!(told(&judged(Disabled, Always)), None);
-    assert_eq!(told(&pre_checked(Always, Disabled)), None);
-    assert_eq!(told(&scored(Always, Disabled)), None);
+    assert_eq!(sent_schema(&judged(Disabled, Always)), None);
+    assert_eq!(sent_schema(&pre_checked(Always, Disabled)), None);
+    assert_eq!(sent_schema(&scored(Always, Disabled)), None);
 }
 
 /// A loop whose pre-check is asked.
@@ -98,7 +98,7 @@ fn pre_checked(main: StructuredOutput, light: StructuredOutput) -> Driver {
         ..settings()
     });
     driver.start(1);
-    assert_eq!(told(&driver), None);
+    assert_eq!(sent_schema(&driver), None);
     driver.feed(value_of("price", json!(5)));
     driver.answer(calls("yield", "nonsense"));
     driver.answer(calls("yield", r#"{"sleep": 100}"#));
@@ -134,7 +134,7 @@ fn scored(main: StructuredOutput, light: StructuredOutput) -> Driver {
 }
 
 #[test]
-fn questions_to_the_light_model_tell_the_form_of_their_answer() {
+fn questions_to_the_light_model_send_the_schema_of_their_answer() {
     assert_is_asked_for(&pre_checked(Disabled, WithoutTools), "decision");
     assert_is_asked_for(&scored(Disabled, WithoutTools), "score");
 }
@@ -182,17 +182,17 @@ fn at_work(output: &str, schema: &Value) -> Driver {
 }
 
 #[test]
-fn the_calls_of_a_task_tell_the_form_of_the_response_beside_the_tools() {
+fn the_calls_of_a_task_send_the_schema_of_the_response_beside_the_tools() {
     let mut driver = at_work("Always", &severity());
     let form = Some(("response", vec!["severity".to_owned()]));
-    assert_eq!((told(&driver), &*driver.offered[0]), (form.clone(), "finish"));
+    assert_eq!((sent_schema(&driver), &*driver.offered[0]), (form.clone(), "finish"));
     driver.answer(wants(&["files__read"]));
     driver.done(1, "mail");
-    assert_eq!(told(&driver), form);
+    assert_eq!(sent_schema(&driver), form);
     // A server that ignores it is corrected as before.
     driver.answer(says(r#"{"severity": "awful"}"#));
     assert!(driver.observed().contains("not a response of the required form"));
-    assert_eq!(told(&driver), form);
+    assert_eq!(sent_schema(&driver), form);
     driver.answer(says(r#"{"severity": "low"}"#));
     assert_eq!(driver.state(), LoopState::Sleeping);
 }
@@ -203,12 +203,12 @@ fn the_calls_of_a_task_tell_the_form_of_the_response_beside_the_tools() {
 #[case::no_object("Always", json!({"type": "array", "items": {"type": "string"}}))]
 #[case::no_schema("Always", json!({}))]
 #[case::too_large("Always", json!({"type": "object", "title": "x".repeat(AnswerSchema::MAX_BYTES)}))]
-fn other_tasks_tell_no_form(#[case] output: &str, #[case] schema: Value) {
-    assert_eq!(told(&at_work(output, &schema)), None);
+fn other_tasks_send_no_schema(#[case] output: &str, #[case] schema: Value) {
+    assert_eq!(sent_schema(&at_work(output, &schema)), None);
 }
 
 #[test]
-fn requests_and_heartbeats_tell_no_form() {
+fn requests_and_heartbeats_send_no_schema() {
     let settings = EngineSettings {
         structured_output: Always,
         light_structured_output: Always,
@@ -226,10 +226,10 @@ fn requests_and_heartbeats_tell_no_form() {
         prompt: "How far are you?".into(),
         untrusted: None,
     }));
-    assert_eq!((driver.purpose, told(&driver)), (CallPurpose::Chat, None));
+    assert_eq!((driver.purpose, sent_schema(&driver)), (CallPurpose::Chat, None));
     driver.answer(says("Half way."));
     driver.pass(seconds(60));
-    assert_eq!((driver.purpose, told(&driver)), (CallPurpose::Heartbeat, None));
+    assert_eq!((driver.purpose, sent_schema(&driver)), (CallPurpose::Heartbeat, None));
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn scaling() -> Driver {
 }
 
 #[test]
-fn a_loop_without_a_task_gives_its_pod_back_at_its_time_and_not_before() {
+fn a_loop_without_a_task_scales_to_zero_exactly_at_its_time() {
     let mut driver = scaling();
     let due = driver.now + seconds(60);
     assert_eq!(driver.engine.scale_down_due(), Some(due));
@@ -131,7 +131,7 @@ fn other_tasks_come_before_the_task_of_the_spec() {
 }
 
 #[test]
-fn a_pause_holds_one_repetition_and_no_more() {
+fn a_pause_holds_at_most_one_repetition() {
     let mut driver = repeating();
     driver.feed(EngineInput::LinkLost);
     driver.pass(seconds(5000));

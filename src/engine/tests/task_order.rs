@@ -167,7 +167,7 @@ fn what_was_served_before_the_queue_was_empty_counts_after_a_restart() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_say_who_was_served_begins_with_the_order_of_arrival() {
+fn a_snapshot_without_the_last_served_origin_begins_with_the_order_of_arrival() {
     let mut driver = Driver::with_tools(with(mode()));
     driver.offers(&BURST);
     let mut saved = serde_json::to_value(&driver.saved).unwrap();
@@ -182,7 +182,7 @@ fn a_snapshot_that_does_not_say_who_was_served_begins_with_the_order_of_arrival(
 }
 
 #[test]
-fn the_task_of_a_new_spec_waits_for_those_who_wait_longer() {
+fn the_task_of_a_new_spec_waits_behind_earlier_tasks() {
     let own = TaskSettings {
         prompt: Some("count the stars".into()),
         ..mode()

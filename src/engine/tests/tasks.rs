@@ -160,7 +160,7 @@ fn of_the_tasks_that_are_over_the_last_ten_are_reported_newest_first(#[case] tas
 }
 
 #[test]
-fn tasks_of_one_origin_are_answered_in_order_and_none_sees_another() {
+fn tasks_of_one_origin_are_answered_in_order_and_in_separate_conversations() {
     let mut driver = at_work(mode());
     driver.take("b");
     driver.take("c");
@@ -306,7 +306,7 @@ fn max_duration_cancels_the_call_at_the_limit_and_not_before() {
 }
 
 #[test]
-fn max_duration_lets_a_tool_run_end_and_starts_no_further_one() {
+fn max_duration_awaits_a_tool_run_and_starts_no_further_one() {
     let mut driver = at_work(mode());
     driver.answer(wants(&["files__write", "mail__send"]));
     assert_eq!(driver.running(), [1]);

@@ -195,7 +195,7 @@ fn calls_that_are_denied_and_tools_of_the_mode_neither_count_nor_end_the_streak(
 }
 
 #[test]
-fn a_run_that_is_repeated_counts_once_it_is_given_up() {
+fn a_repeated_run_counts_as_one_failure_once_its_retries_are_exhausted() {
     let mut driver = limited(1);
     driver.answer(wants(&["job__start"]));
     driver.end(1, unknown());

@@ -5,7 +5,7 @@ use rstest::rstest;
 use super::*;
 
 #[test]
-fn an_answer_without_a_tool_goes_on_at_once() {
+fn an_answer_without_a_tool_continues_the_loop_at_once() {
     let mut driver = Driver::started(settings());
     driver.answer(says("hm"));
     assert_eq!(driver.state(), LoopState::Running);
@@ -79,7 +79,7 @@ fn an_unknown_tool_is_answered_with_the_tools_there_are() {
 }
 
 #[test]
-fn the_last_valid_yield_counts_and_every_call_gets_its_result_in_order() {
+fn the_last_valid_yield_counts_and_every_call_has_its_result_in_order() {
     let mut driver = Driver::started(settings());
     let call = |id: &str, name: &str, arguments: &str| ToolCall {
         id: id.into(),

@@ -299,7 +299,7 @@ fn a_gate_and_its_cause_outlive_the_process() {
 }
 
 #[test]
-fn a_failed_turn_that_is_taken_out_of_the_conversation_takes_the_content_with_it() {
+fn a_failed_turn_removed_from_the_conversation_removes_its_untrusted_content() {
     let mut driver = with(settings());
     driver.answer(says("well"));
     driver.feed(news("buy now"));
@@ -311,7 +311,7 @@ fn a_failed_turn_that_is_taken_out_of_the_conversation_takes_the_content_with_it
 }
 
 #[test]
-fn a_failed_turn_whose_results_stay_takes_nothing_with_it_until_they_leave_too() {
+fn a_failed_turn_with_kept_results_stays_untrusted_until_they_are_removed() {
     let mut driver = shown(settings());
     driver.failed_turn();
     assert!(source(&driver).is_some(), "the result stays in the conversation");
@@ -387,7 +387,7 @@ fn content_that_leaves_with_a_summary_or_a_digest_has_not_left(#[case] summarize
 }
 
 #[test]
-fn what_a_heartbeat_has_read_stays_with_its_answer_and_goes_with_its_failure() {
+fn untrusted_content_of_a_heartbeat_stays_with_its_answer_and_is_removed_with_its_failure() {
     let beats = || EngineSettings {
         heartbeat: Some(HeartbeatSettings {
             every: seconds(600),

@@ -73,7 +73,7 @@ fn failed_turns(driver: &Driver) -> usize {
 }
 
 #[test]
-fn a_turn_that_reads_more_than_the_window_goes_on_without_its_oldest_results() {
+fn a_turn_that_reads_more_than_the_window_continues_without_its_oldest_results() {
     let mut driver = Driver::with_tools(middle());
     for _ in 0..30 {
         work(&mut driver, &["files__read"], 4000);
@@ -138,7 +138,7 @@ fn a_turn_is_summed_up_in_its_middle_where_its_results_are_not_what_fills_it() {
 }
 
 #[test]
-fn what_was_done_stays_in_words_when_no_summary_is_to_be_had() {
+fn actions_stay_as_text_when_no_summary_is_available() {
     let mut driver = Driver::with_tools(middle());
     work(&mut driver, &["mail__send"], 10);
     work(&mut driver, &["files__list"], 10);
@@ -441,7 +441,7 @@ fn a_server_that_counts_two_bytes_a_token_refuses_once_and_never_again() {
 }
 
 #[test]
-fn a_window_that_is_smaller_than_the_spec_says_costs_refused_calls_and_no_turn() {
+fn a_window_smaller_than_specified_costs_refused_calls_and_no_turn() {
     for (window, bytes_per_token, says_use) in [(5000, 4, true), (5000, 4, false), (5500, 2, false), (4000, 3, true)] {
         let mut driver = Driver::with_tools(middle());
         let mut server = Server {
@@ -479,7 +479,7 @@ fn a_call_that_the_server_refuses_as_too_long_at_any_size_fails_the_turn() {
 }
 
 #[test]
-fn a_heartbeat_that_reads_too_much_goes_on_without_its_oldest_results_and_leaves_the_others_alone() {
+fn a_heartbeat_above_the_window_drops_only_its_own_oldest_results_and_continues() {
     let mut driver = Driver::with_tools(EngineSettings {
         heartbeat: Some(super::super::modes::continuous::heartbeat::HeartbeatSettings {
             every: seconds(600),

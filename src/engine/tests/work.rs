@@ -149,7 +149,7 @@ fn unavailable() -> ToolOutcome {
 }
 
 #[test]
-fn a_call_is_journalled_before_it_is_run_and_its_result_goes_to_the_model() {
+fn a_call_is_journalled_before_it_is_run_and_its_result_is_returned_to_the_model() {
     let mut driver = Driver::with_tools(settings());
     assert_eq!(driver.offered[..3], ["yield", "files__read", "files__list"]);
     let mut answer = wants(&["files__write"]);
@@ -209,7 +209,7 @@ fn every_result_carries_the_reasoning_of_its_call_or_of_its_answer_and_no_line_d
 }
 
 #[test]
-fn what_only_looks_runs_four_at_a_time_and_results_join_in_the_order_of_the_calls() {
+fn read_only_runs_are_limited_to_four_and_results_are_joined_in_the_order_of_the_calls() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&[
         "files__read",
@@ -290,7 +290,7 @@ fn a_yield_beside_tools_counts_once_they_are_done() {
 #[rstest]
 #[case(r#"{"sleep": 3600}"#)]
 #[case(r#"{"mode": "shutdown"}"#)]
-fn a_yield_beside_a_call_that_went_wrong_waits_until_the_model_has_seen_it(#[case] pace: &str) {
+fn a_yield_beside_a_failed_call_waits_until_the_model_has_received_the_result(#[case] pace: &str) {
     let failed = || ToolOutcome::Failed { text: "no".into() };
     for (beside, outcome) in [
         ("files__read", failed()),
@@ -341,7 +341,7 @@ fn the_result_of_a_tool_that_failed_reads_as_an_error() {
 #[case("files__write", unknown(), "may or may not have happened: check first", "Unknown")]
 #[case("db__put", unknown(), "may or may not have happened: check first", "Unknown")]
 #[case("files__read", unknown(), "it changes nothing: call it again", "Unknown")]
-fn the_model_is_told_what_became_of_a_run(
+fn the_outcome_of_a_run_is_reported_to_the_model(
     #[case] name: &str,
     #[case] outcome: ToolOutcome,
     #[case] text: &str,
@@ -437,7 +437,7 @@ fn a_message_without_artifacts_is_stored_as_in_earlier_journals() {
 }
 
 #[test]
-fn a_run_of_unknown_outcome_is_sent_three_times_when_its_tool_says_retry() {
+fn a_run_of_unknown_outcome_is_sent_three_times_under_the_retry_policy() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["job__start"]));
     driver.end(1, unknown());
@@ -484,7 +484,7 @@ fn a_run_that_a_crash_cut_is_repeated_with_the_same_key_or_its_outcome_is_unknow
 }
 
 #[test]
-fn a_repeat_that_finds_no_server_does_not_say_that_nothing_happened() {
+fn a_repetition_without_a_server_still_reports_an_unknown_outcome() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["db__put"]));
     driver.restart(1);
@@ -527,7 +527,7 @@ fn the_end_of_a_run_that_another_process_sent_means_nothing() {
 #[rstest]
 #[case(StopCause::Drain)]
 #[case(StopCause::Suspend)]
-fn a_stop_cuts_what_only_looks_at_once_and_awaits_the_rest_until_the_drain_ends(#[case] cause: StopCause) {
+fn a_stop_cancels_read_only_runs_at_once_and_awaits_the_rest_until_the_drain_ends(#[case] cause: StopCause) {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["files__read", "files__list"]));
     driver.feed(EngineInput::Stop { cause });
@@ -571,7 +571,7 @@ fn a_fenced_loop_cuts_every_run_and_writes_nothing() {
 }
 
 #[test]
-fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it_was() {
+fn a_stopping_budget_cancels_read_only_runs_and_continues_where_it_was() {
     let mut driver = Driver::with_tools(settings());
     let budget = |revision, stop: Option<&str>| EngineInput::BudgetChanged {
         budget: BudgetState {
@@ -608,7 +608,7 @@ fn a_spent_budget_that_stops_its_loops_cuts_what_only_looks_and_goes_on_where_it
 }
 
 #[test]
-fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
+fn without_the_link_read_only_runs_continue_and_actions_wait() {
     let mut driver = Driver::with_tools(settings());
     driver.feed(EngineInput::LinkSilent);
     driver.answer(wants(&["files__read", "files__write", "files__read"]));
@@ -629,7 +629,7 @@ fn without_the_link_what_only_looks_goes_on_and_what_acts_waits_for_it() {
 }
 
 #[test]
-fn a_restart_without_the_link_repeats_only_what_looks() {
+fn a_restart_without_the_link_repeats_only_read_only_runs() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&["db__put"]));
     driver.feed(EngineInput::LinkSilent);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_of_a_shortened_text_says_where_all_of_it_is() {
+    fn the_mark_of_a_shortened_text_names_where_the_whole_text_is() {
         let whole = |added| {
             Some(WholeText {
                 name: "0123456789abcdef.txt",

@@ -5,7 +5,7 @@
 //! no later call has confirmed may themselves be the cause, and leave if the next turn fails as well.
 
 use super::Turn;
-use crate::context::doubt::{HistoryDoubt, TrialStep};
+use crate::context::history_exclusion::{HistoryExclusion, TrialStep};
 use crate::effects::{EffectBuffer, answer_line, journal_line};
 use crate::machine::Engine;
 use crate::message::{FinishReason, ModelAnswer};
@@ -126,7 +126,7 @@ impl Engine {
             turn.messages().saturating_add(unproven)
         };
         if unproven > 0 && !turn.has_acted() {
-            self.state.doubt = HistoryDoubt::default();
+            self.state.doubt = HistoryExclusion::default();
         }
         self.give_up(turn, retract, REFUSED, out);
         let failure = self.with_doubt(failure, out);
@@ -158,7 +158,7 @@ impl Engine {
             return None;
         }
         if self.state.doubt.is_verifying() && self.forget_suspected(out) {
-            self.state.doubt = HistoryDoubt::default();
+            self.state.doubt = HistoryExclusion::default();
             return Some(
                 "it was accepted without a part of the history and refused with it again, so that part was removed"
                     .to_owned(),
@@ -206,7 +206,7 @@ impl Engine {
             self.give_up(turn, messages.saturating_add(unproven), failure.kind.as_ref(), out);
             if unproven > 0 {
                 // What was suspected has just left: the rest was not refused without it.
-                self.state.doubt = HistoryDoubt::default();
+                self.state.doubt = HistoryExclusion::default();
                 self.add_note(
                     "a turn before this one was taken out of this conversation, since no call after it succeeded",
                 );

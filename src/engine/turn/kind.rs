@@ -201,7 +201,7 @@ mod tests {
     use super::TurnKind;
 
     #[test]
-    fn the_rules_say_which_kinds_are_of_the_mode() {
+    fn the_rules_state_which_kinds_are_of_the_mode() {
         for kind in [TurnKind::Own, TurnKind::Heartbeat, TurnKind::Task, TurnKind::Chat] {
             assert_eq!(kind.rules().is_of_mode, kind.of_mode().is_some());
         }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_that_shows_more_counts_and_time_never_goes_back() {
+    fn the_clock_that_is_ahead_counts_and_time_never_decreases() {
         let clock = LeaseClock::start();
         let reading = |monotonic, wall| clock.reading(clock.start.later(monotonic, wall));
         assert_eq!(reading(1_000, -500_000), 1_000, "the wall clock was set back");

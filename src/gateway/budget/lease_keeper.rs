@@ -467,7 +467,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_worker_that_keeps_saying_that_it_rests_closes_leases_six_times_a_minute() {
+    async fn a_worker_that_repeatedly_reports_rest_closes_leases_six_times_a_minute() {
         let mut activity = LeaseActivity::new(false);
         for minute in 0..2 {
             for time in 0..6 {

@@ -255,7 +255,7 @@ mod tests {
     };
 
     #[test]
-    fn a_refusal_says_which_limit_what_is_left_when_it_resets_and_how_to_add() {
+    fn a_refusal_names_the_limit_the_rest_the_reset_time_and_how_to_add() {
         let budget = account(LimitName::Budget("team".into()));
         let failure = refused(&budget, &no(AmountKind::Tokens), &NEEDED, &HELD);
         assert_eq!(
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_nothing_says_that_it_blocks_every_call() {
+    fn a_limit_of_zero_reports_that_it_blocks_every_call() {
         let mut budget = account(LimitName::Budget("team".into()));
         (budget.limits.tokens, budget.per_agent.tokens) = (Some(0), Some(0));
         for (per_agent, text) in [

@@ -17,7 +17,7 @@ pub struct BoundBasis {
     /// The model that its answer named; empty if none was named yet.
     pub answered: String,
     /// A bill exceeded the bound that rested on the previous one: bills of this server are not used any more.
-    pub loose: bool,
+    pub exceeded: bool,
     /// The request and its bill; `None`: the next bound is based on bytes alone.
     pub previous: Option<Arc<PreviousRequest>>,
 }
@@ -29,8 +29,8 @@ impl BoundBasis {
         let is_same = self.answered.is_empty() || self.answered == answered;
         Self {
             answered: answered.to_owned(),
-            loose: self.loose,
-            previous: (is_same && !self.loose).then(|| Arc::new(previous)),
+            exceeded: self.exceeded,
+            previous: (is_same && !self.exceeded).then(|| Arc::new(previous)),
         }
     }
 
@@ -38,7 +38,7 @@ impl BoundBasis {
     pub fn misled(answered: &str) -> Self {
         Self {
             answered: answered.to_owned(),
-            loose: true,
+            exceeded: true,
             previous: None,
         }
     }
@@ -56,7 +56,7 @@ pub(super) fn load(change: &Transaction<'_>, server: &str) -> rusqlite::Result<B
         });
         Ok(BoundBasis {
             answered: row.get("answered")?,
-            loose: row.get("loose")?,
+            exceeded: row.get("loose")?,
             previous: previous.map(Arc::new),
         })
     });
@@ -70,7 +70,7 @@ pub(super) fn write(change: &Transaction<'_>, server: &str, basis: &BoundBasis) 
     let mut insert = change
         .prepare_cached("INSERT INTO previous (server, answered, loose, billed_input, parts) VALUES (?, ?, ?, ?, ?)")?;
     let billed_input = basis.previous.as_ref().map(|previous| previous.billed_input);
-    insert.execute(params![server, basis.answered, basis.loose, billed_input, parts])?;
+    insert.execute(params![server, basis.answered, basis.exceeded, billed_input, parts])?;
     Ok(())
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_misled_once_is_no_measure_any_more() {
+    fn a_misleading_measure_is_not_used_again() {
         let misled = BoundBasis::misled("a");
         assert_eq!(measured(&misled), None);
         assert_eq!(measured(&misled.after("a", bill(2)).after("a", bill(3))), None);

@@ -166,7 +166,7 @@ fn each_way_to_end_counts_by_its_own_rule() {
 }
 
 #[test]
-fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
+fn a_new_record_continues_from_the_known_totals_and_an_old_one_from_its_own() {
     let directory = TempDir::new().unwrap();
     let big = i64::from(u32::MAX) * 1000;
     let model = ModelUsage {
@@ -195,7 +195,7 @@ fn a_new_record_goes_on_from_the_known_totals_and_an_old_one_from_its_own() {
 }
 
 #[test]
-fn a_record_that_went_back_with_its_volume_goes_on_from_what_the_controller_knows() {
+fn a_restored_record_continues_from_the_totals_of_the_controller() {
     let (directory, earlier) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for place in [&directory, &earlier] {
         let store = open(place);
@@ -270,7 +270,7 @@ fn a_second_gateway_is_refused_while_the_first_one_lives() {
 }
 
 #[test]
-fn a_damaged_record_is_refused_in_words() {
+fn a_damaged_record_is_refused_with_a_message() {
     let directory = TempDir::new().unwrap();
     std::fs::write(directory.path().join(FILE_NAME), "garbage, not a database at all").unwrap();
     let error = CallStore::open(directory.path(), "m".into(), NOW)
@@ -431,7 +431,7 @@ fn held(store: &CallStore, call: &str, amount: i64) -> Reservation {
 }
 
 #[test]
-fn a_record_has_one_name_for_ever_and_no_two_have_the_same() {
+fn a_record_has_one_permanent_and_unique_name() {
     let (one, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let name = open(&one).name().to_owned();
     assert!(
@@ -455,7 +455,7 @@ fn a_call_begins_with_all_that_it_needs_or_not_at_all() {
 }
 
 #[test]
-fn what_is_spent_and_given_back_survives_a_restart_and_what_is_granted_is_said_again() {
+fn spent_and_returned_amounts_survive_a_restart_and_grants_are_repeated_by_the_leader() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
     grant(&store, 100);
@@ -516,7 +516,7 @@ fn an_outcome_that_waits_for_the_disk_holds_its_reservation() {
 }
 
 #[test]
-fn a_violation_stands_over_a_restart_until_it_is_forgiven() {
+fn a_violation_persists_over_a_restart_until_it_is_cleared() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
     let violation = BoundViolation {
@@ -548,7 +548,7 @@ fn the_request_that_the_next_bound_rests_on_is_kept_for_its_model_only() {
     };
     let basis = BoundBasis {
         answered: "m-2026".into(),
-        loose: false,
+        exceeded: false,
         previous: Some(Arc::new(PreviousRequest {
             parts: vec![part(1), part(2)],
             billed_input: 1234,
@@ -605,7 +605,7 @@ fn a_record_of_version_1_keeps_its_totals_and_its_calls() {
 }
 
 #[test]
-fn the_record_says_what_each_call_was_for() {
+fn the_record_contains_the_purpose_of_each_call() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join(FILE_NAME);
     let db = Connection::open(&path).unwrap();

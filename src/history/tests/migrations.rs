@@ -25,7 +25,7 @@ async fn tables_of_version_2() -> Postgres {
 }
 
 #[tokio::test]
-async fn a_migration_that_waits_for_a_long_reader_lets_the_others_pass_and_is_made_later() {
+async fn a_migration_blocked_by_a_long_reader_does_not_block_others_and_is_retried_later() {
     let postgres = tables_of_version_2().await;
     let reader = postgres.client().await;
     let hold = "BEGIN; LOCK TABLE agent_execution_history IN ACCESS SHARE MODE";

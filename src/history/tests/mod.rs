@@ -138,7 +138,7 @@ async fn counts(postgres: &Postgres) -> [i64; 3] {
 }
 
 #[tokio::test]
-async fn tables_are_made_once_whoever_comes_first_and_hold_what_a_worker_sends() {
+async fn tables_are_created_once_by_the_first_client_and_store_what_a_worker_sends() {
     let postgres = Postgres::start();
     let (one, two) = (store(&postgres), store(&postgres));
     let (first, second) = (batch(0, 4), batch(0, 4));

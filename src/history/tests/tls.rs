@@ -46,7 +46,7 @@ async fn connect(postgres: &Postgres, host: &str, settings: &str, ca: Option<&st
 }
 
 #[tokio::test]
-async fn each_mode_verifies_what_it_says() {
+async fn each_mode_verifies_what_it_promises() {
     let postgres = Postgres::with(certificates);
     // Mode, host, CA; what is said if it fails.
     let cases = [

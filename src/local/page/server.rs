@@ -163,7 +163,7 @@ impl PageReader {
 
     /// The next text, and the reader unless that was the last; `None` if there is nothing more.
     async fn next(mut self) -> Option<(String, Option<Self>)> {
-        match timeout(live::SILENCE, self.content.changed()).await {
+        match timeout(live::KEEP_ALIVE_INTERVAL, self.content.changed()).await {
             Err(_) => return Some((live::COMMENT.into(), Some(self))),
             Ok(Err(_)) => return None,
             Ok(Ok(())) => {}

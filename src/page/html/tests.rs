@@ -279,7 +279,7 @@ fn hostile_text_is_escaped_in_every_field() {
 }
 
 #[test]
-fn as_many_rows_are_shown_as_the_bounds_say_and_the_rest_is_counted() {
+fn rows_are_shown_up_to_the_bounds_and_the_rest_is_counted() {
     for (count, words) in [(MAX_AGENTS, None), (MAX_AGENTS + 1, Some("and 1 more"))] {
         let view = PageView {
             agents: vec![helper(); count],

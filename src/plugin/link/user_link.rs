@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The controller waits up to 10 s for the pod of the Agent.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Two missed heartbeats plus a margin: after this silence a stream is considered dead.
-const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
+const READ_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT_SECONDS + 5);
 
 /// Why a request to the controller fails.
 #[cfg_attr(test, derive(strum::EnumCount))]
@@ -258,7 +258,7 @@ fn builder() -> reqwest::ClientBuilder {
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(SILENCE)
+        .read_timeout(READ_TIMEOUT)
 }
 
 fn setup(error: &reqwest::Error) -> LinkFailure {

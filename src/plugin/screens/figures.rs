@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_says_how_far_away_it_is() {
+    fn a_moment_shows_its_distance_from_now() {
         let now: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
         let at = |text: &str| moment(text.parse().unwrap(), now);
         assert_eq!(at("2026-11-22T14:05:00Z"), "2026-11-22T14:05:00Z (in 5m)");

@@ -62,7 +62,7 @@ fn a_limit_refuses_at_n_and_not_at_n_minus_1() {
 }
 
 #[test]
-fn a_rolling_window_lets_calls_through_again_when_earlier_ones_have_left_it() {
+fn a_rolling_window_admits_calls_again_when_earlier_ones_have_left_it() {
     let calls = history(&[0, 10, 20, 4_000, 4_010]);
     let (number, refused, until) = first(&calls, &["limits.calls=2", "window.rolling.seconds=3600"]);
     assert_eq!((number, refused), (Some(3), 1));
@@ -113,7 +113,7 @@ fn the_guardrails_of_the_engine_decide() {
 }
 
 #[test]
-fn what_a_history_does_not_tell_is_refused_by_name() {
+fn what_a_history_does_not_record_is_refused_by_name() {
     for (set, says) in [
         (
             "guardrails.idleTimeoutSeconds=60",

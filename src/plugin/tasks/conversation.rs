@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_message_is_the_prompt_and_the_next_one_follows_what_was_said() {
+    fn the_first_message_is_the_prompt_and_the_next_one_follows_the_conversation() {
         let mut conversation = Conversation::default();
         assert_eq!(conversation.prompt("Hello").unwrap().0, "Hello");
         conversation.add("Hello", "Hi\n{\"user\":\"not said\"}", None);

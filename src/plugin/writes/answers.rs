@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_approval_of_another_user_is_not_replaced_unless_it_is_given_too() {
+    fn an_approval_of_another_user_is_not_replaced_unless_it_is_repeated_too() {
         let before = [(APPROVE, "g1:aa"), (APPROVED_BY, "bob")];
         let refused = set(&before, &request(true, Some("g2"), false)).unwrap_err().to_string();
         assert!(refused.contains("bob has approved g1:aa"), "{refused}");

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_request_says_when_the_loop_ends_and_is_not_set_where_it_has_no_effect() {
+    fn a_stop_request_reports_when_the_loop_ends_and_is_refused_where_it_has_no_effect() {
         let now: Timestamp = NOW.parse().unwrap();
         let stopped = |suspend, status: Value, at_once| stop("helper", &agent(suspend, &status), at_once, now);
         let running = json!({"loop": {"state": "Running"}});
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_request_says_what_it_can_do() {
+    fn a_wake_request_reports_its_effect() {
         let message = |suspend, status: Value| wake("helper", &agent(suspend, &status), NOW.parse().unwrap()).message;
         assert_eq!(message(false, json!({"loop": {"state": "Sleeping"}})), "helper woken");
         assert_eq!(

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_goes_back_verbatim_in_its_place_to_the_model_that_wrote_it_and_to_no_other() {
+    fn reasoning_is_returned_verbatim_in_its_place_only_to_the_model_that_wrote_it() {
         let sent = |wrote: &str| request(&model(), &thought(wrote), &[])["messages"][1]["content"].clone();
         let call = json!({"type": "tool_use", "id": "a", "name": "yield", "input": {}});
         assert_eq!(
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_failed_says_so() {
+    fn a_failed_tool_result_is_marked_as_an_error() {
         let result = &request(&model(), &thought("m"), &[])["messages"][2]["content"][0];
         assert_eq!(
             *result,
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_is_asked_for_by_effort_or_budget_and_then_without_a_temperature() {
+    fn reasoning_is_requested_by_effort_or_budget_and_then_without_a_temperature() {
         let model = |reasoning: Value| {
             let model = json!({"api": "AnthropicMessages", "name": "m", "temperature": "1", "reasoning": reasoning});
             serde_json::from_value::<ModelSpec>(model).unwrap()
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_has_at_most_four_marks_and_one_of_two_stands_where_the_call_before_it_had_its_last() {
+    fn a_prompt_has_at_most_four_marks_and_one_of_two_is_at_the_last_mark_of_the_previous_call() {
         for state in [None, Some("now")] {
             let mut last = None;
             for answers in [&[][..], &[1], &[1, 10], &[1, 10, 3], &[1, 10, 3, 1]] {
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_follows_the_runtimes_words_or_joins_the_last_result_and_stands_behind_the_last_mark() {
+    fn the_state_follows_a_runtime_message_or_joins_the_last_result_behind_the_last_mark() {
         let (body, marked) = marks(&[], Some("now"));
         assert_eq!(
             body["messages"][0]["content"][1],

@@ -119,7 +119,7 @@ mod tests {
 
     /// An answer with reasoning between its other parts, and the result of its call.
     #[test]
-    fn each_way_to_finish_is_told_apart() {
+    fn each_finish_reason_is_distinguished() {
         let finish = |reason: Value| {
             let body = json!({"content": [{"type": "text", "text": "x"}], "stop_reason": reason});
             answer(body.to_string().as_bytes()).unwrap().finish

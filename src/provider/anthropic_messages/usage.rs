@@ -99,7 +99,7 @@ mod tests {
     #[case(json!({"input_tokens": 3, "output_tokens": 4, "server_tool_use": {"web_search_requests": 1}}))]
     #[case(json!({"input_tokens": 3, "output_tokens": 4, "iterations": [{"type": "compaction"}, {"type": "message"}]}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4}))]
-    fn what_cannot_be_believed_of_a_message_is_unknown(#[case] usage: Value) {
+    fn implausible_usage_of_a_message_is_unknown(#[case] usage: Value) {
         assert_eq!(bill(&usage), None);
     }
 

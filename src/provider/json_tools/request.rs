@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tools_are_words_the_roles_alternate_and_the_schema_names_each_tool() {
+    fn tools_are_described_as_text_roles_alternate_and_the_schema_names_each_tool() {
         let messages = [
             Message::System { text: "be".into() },
             user("go"),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_schema_loses_what_servers_refuse_and_lets_through_no_less() {
+    fn the_schema_of_a_tool_loses_unsupported_keywords_and_stays_as_permissive() {
         let schema = json!({"type": "object", "$defs": {"d": {}}, "required": ["a"], "additionalProperties": false, "properties": {
             "a": {"type": "string", "pattern": "^x", "maxLength": 3}, "pattern": {"$ref": "#/$defs/d"},
             "list": {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2}, "any": true}});

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_object_stays_the_models_text_and_asks_for_nothing() {
+    fn an_answer_that_is_not_such_an_object_stays_text_and_calls_no_tool() {
         for text in [
             "plain words",
             "{\"text\": \"cut",

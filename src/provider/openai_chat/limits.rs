@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_openai_itself_gets_the_new_name_of_the_limit_unless_the_spec_says_otherwise() {
+    fn only_openai_receives_the_new_name_of_the_limit_unless_the_spec_overrides_it() {
         let limit = |api, parameter, host| {
             let model = model(api, parameter);
             WireFormat::of_api(model.api).output_limit(&model, host)

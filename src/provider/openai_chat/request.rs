@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_and_signatures_go_back_verbatim_to_the_model_that_wrote_them_and_to_no_other() {
+    fn reasoning_and_signatures_are_returned_verbatim_only_to_the_model_that_wrote_them() {
         let signed = json!({"google": {"thought_signature": "c2ln"}});
         for (fields, extra) in [
             (json!({"reasoning_content": "hm"}), Value::Null),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_says_twice_is_one_message_and_the_state_joins_the_last_one() {
+    fn consecutive_user_messages_are_merged_and_the_state_joins_the_last_one() {
         let user = |text: &str| Message::User { text: text.into() };
         let system = Message::System { text: "be".into() };
         let asked = Message::Assistant {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_the_cache_goes_where_it_is_known_and_an_effort_where_the_spec_has_one() {
+    fn a_cache_key_is_sent_where_it_is_known_and_an_effort_where_specified() {
         let body = |url: &str, more: Value| {
             let mut model = json!({"api": "OpenAIChat", "name": "m", "baseURL": url});
             model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

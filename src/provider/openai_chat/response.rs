@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_fields_parts_and_objects_are_taken_as_they_come() {
+    fn missing_fields_parts_and_objects_are_accepted_as_they_are() {
         let body = json!({"choices": [{"message": {"content": [{"type": "text", "text": "a"}, {"text": "b"}, 3],
             "tool_calls": [{"function": {"name": "yield", "arguments": {"sleep": 1}}}]}}]});
         let read = answer(body.to_string().as_bytes()).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_finish_is_told_apart() {
+    fn each_finish_reason_is_distinguished() {
         let finish = |reason: Value, refusal: Value| {
             let body = json!({"choices": [{"message": {"content": "x", "refusal": refusal}, "finish_reason": reason}]});
             answer(body.to_string().as_bytes()).unwrap().finish

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_without_an_index_are_told_apart_by_their_ids() {
+    fn calls_without_an_index_are_distinguished_by_their_ids() {
         let piece = |id: Option<&str>, arguments: &str| {
             delta(&json!({"tool_calls": [{"id": id, "function": {"name": "yield", "arguments": arguments}}]}))
         };

@@ -93,7 +93,7 @@ mod tests {
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "num_search_queries": 1}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "num_sources_used": 1}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4, "server_tool_use": {"web_search_requests": 2}}))]
-    fn what_cannot_be_believed_is_unknown(#[case] usage: Value) {
+    fn implausible_usage_is_unknown(#[case] usage: Value) {
         assert_eq!(bill(&usage), None);
     }
 

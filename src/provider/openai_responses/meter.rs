@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_reported_errors_are_told_apart() {
+    fn garbage_and_reported_errors_are_distinguished() {
         let feed = |event: &str| reader().feed(format!("data: {event}\n").as_bytes()).unwrap_err();
         assert_eq!(feed("<html>"), AnswerError::Garbage);
         assert_eq!(feed("[DONE]"), AnswerError::Garbage);

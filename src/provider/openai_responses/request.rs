@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_carries_everything_but_an_output_limit_and_asks_to_store_nothing() {
+    fn the_request_contains_everything_but_an_output_limit_and_disables_storage() {
         let messages = [
             Message::System { text: "be".into() },
             user("go"),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_goes_back_verbatim_in_its_place_to_the_model_that_wrote_it_and_to_no_other() {
+    fn reasoning_is_returned_verbatim_in_its_place_only_to_the_model_that_wrote_it() {
         let items = request(&thought("m"), &[])["input"].clone();
         assert_eq!(
             items[1],
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_is_asked_for_where_the_spec_has_it_and_the_cache_has_a_key_where_it_is_known() {
+    fn reasoning_is_requested_where_specified_and_the_cache_has_a_key_where_it_is_known() {
         let body = |more: Value| {
             let prompt = ModelPrompt {
                 cache_key: Some("uid"),

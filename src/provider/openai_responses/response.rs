@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_finish_is_told_apart() {
+    fn each_finish_reason_is_distinguished() {
         let message = json!({"type": "output_text", "text": "x"});
         let finish = |status: &str, reason: Value, part: &Value| {
             read(&json!({"status": status, "incomplete_details": {"reason": reason}, "output": [text(part)]})).finish

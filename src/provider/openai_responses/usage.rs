@@ -81,7 +81,7 @@ mod tests {
     #[case(json!({"input_tokens": 3, "output_tokens": 4, "num_server_side_tools_used": 1}))]
     #[case(json!({"input_tokens": 3, "output_tokens": 4, "num_sources_used": 1}))]
     #[case(json!({"prompt_tokens": 3, "completion_tokens": 4}))]
-    fn what_cannot_be_believed_is_unknown(#[case] usage: Value) {
+    fn implausible_usage_is_unknown(#[case] usage: Value) {
         assert_eq!(bill(&usage), None);
     }
 

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_starts_over_unless_it_says_otherwise() {
+    fn a_script_starts_over_by_default() {
         let turns = "turns: [{text: a}, {text: b}]";
         let a = || Some("a".to_owned());
         let b = || Some("b".to_owned());
@@ -475,7 +475,7 @@ mod tests {
     #[case("canary: canary: canary")]
     #[case("%canary canary")]
     #[case("a: 1\n---\ncanary: 1")]
-    fn an_error_says_nothing_of_the_text(#[case] text: &str) {
+    fn an_error_contains_nothing_of_the_text(#[case] text: &str) {
         let error = ModelScript::parse(text).unwrap_err().to_string();
         assert!(!error.contains("canary"), "{error}");
     }
@@ -530,7 +530,7 @@ mod tests {
     #[case::a_list(&format!("[{}]", vec!["0"; 40_000].join(",")), 420)]
     #[case::empty_lists(&format!("[{}]", vec!["[]"; 40_000].join(",")), 420)]
     #[case::a_text(&"x".repeat(100_000), 420)]
-    fn a_flat_yaml_bomb_is_refused_before_it_takes_memory(#[case] value: &str, #[case] aliases: usize) {
+    fn a_flat_yaml_bomb_is_refused_before_it_allocates_memory(#[case] value: &str, #[case] aliases: usize) {
         let bomb = flat_bomb(value, aliases);
         assert!(bomb.len() < MAX_SCRIPT_BYTES);
         let since = std::time::Instant::now();

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_honestly_who_gave_it() {
+    fn an_answer_identifies_itself_as_scripted() {
         with("turns: [{text: 'hello there'}]", |completion| {
             let body: Value = serde_json::from_str(&completion.body()).unwrap();
             assert_eq!(body["model"], "scripted");

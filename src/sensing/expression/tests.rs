@@ -37,7 +37,7 @@ fn evaluated(text: &str, payload: &Value) -> Result<Value, ExpressionError> {
 #[case("json(payload.items[0])", json!("{\"id\":1,\"n\":\"a\"}"))]
 #[case("'id' in payload.items[0] && !('x' in payload.items[0])", json!(true))]
 #[case("size(payload.items) == 2 && payload.items.size() == 2", json!(true))]
-fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] expected: Value) {
+fn an_expression_has_its_cel_value(#[case] text: &str, #[case] expected: Value) {
     let payload = json!({"change": 0.5, "items": [{"id": 1, "n": "a"}, {"id": 2, "n": "b"}], "text": "Grün"});
     assert_eq!(evaluated(text, &payload).expect("a value"), expected);
 }
@@ -64,7 +64,7 @@ fn an_expression_has_the_value_that_cel_gives_it(#[case] text: &str, #[case] exp
 #[case("payload.a.matches('(')", "not a valid regular expression")]
 #[case("payload.a.matches('(a{1000}){1000}')", "too large")]
 #[case("payload.a.all(x, payload.b.all(y, x == y))", "in each other")]
-fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expected: &str) {
+fn an_invalid_expression_is_refused_with_a_message(#[case] text: &str, #[case] expected: &str) {
     let error = Expression::compile(text, ExpressionScope::SensorEvent).expect_err("an error");
     assert!(error.contains(expected), "{error}");
 }
@@ -79,7 +79,10 @@ fn what_is_no_expression_is_refused_in_words(#[case] text: &str, #[case] expecte
 #[case("1.0 / 0.0", ExpressionError::Types)]
 #[case("epochSeconds(payload.secret)", ExpressionError::Types)]
 #[case("payload.items.slice(2, 1)", ExpressionError::Missing)]
-fn what_has_no_value_says_why_and_nothing_of_the_payload(#[case] text: &str, #[case] expected: ExpressionError) {
+fn an_expression_without_a_value_fails_with_the_reason_and_nothing_of_the_payload(
+    #[case] text: &str,
+    #[case] expected: ExpressionError,
+) {
     let payload = json!({"n": 1, "items": [1], "secret": "hunter2"});
     let failure = evaluated(text, &payload).expect_err("a failure");
     assert_eq!(failure, expected);
@@ -108,7 +111,7 @@ fn all_expressions_of_a_sensor_may_have_32_patterns_and_not_one_more() {
 }
 
 #[test]
-fn json_around_json_is_given_up_before_its_escapes_fill_the_memory() {
+fn json_around_json_is_aborted_before_its_escapes_fill_the_memory() {
     let nested = |levels: usize| format!("size({}payload{})", "json(".repeat(levels), ")".repeat(levels));
     let payload = json!("\"".repeat(1_000));
     assert!(evaluated(&nested(5), &payload).is_ok());
@@ -119,7 +122,7 @@ fn json_around_json_is_given_up_before_its_escapes_fill_the_memory() {
 }
 
 #[test]
-fn a_pattern_costs_by_its_size_and_by_the_text_that_it_goes_through() {
+fn a_pattern_costs_by_its_size_and_by_the_length_of_the_text() {
     let heavy = "payload.text.matches('\\\\w{5}!')";
     let light = "payload.text.matches('z+!')";
     let text = |kibibytes: usize| json!({"text": "a".repeat(kibibytes * 1024)});
@@ -140,7 +143,7 @@ fn a_pattern_may_have_512_bytes_and_not_one_more() {
 }
 
 #[test]
-fn an_expression_may_go_64_steps_deep_and_not_one_more() {
+fn an_expression_may_be_64_steps_deep_and_not_one_more() {
     let of = |steps: usize| vec!["1"; steps].join("+");
     assert_eq!(evaluated(&of(MAX_DEPTH), &json!(1)), Ok(json!(MAX_DEPTH)));
     let error = Expression::compile(&of(MAX_DEPTH + 1), ExpressionScope::SensorEvent).expect_err("an error");
@@ -171,7 +174,7 @@ fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() 
 }
 
 #[test]
-fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_purse() {
+fn a_too_costly_expression_is_aborted_and_the_next_one_has_its_own_budget() {
     // Each item costs 3 nodes of 2; before that the list is visited once, in 2 nodes, and `previous`, which is null.
     let text = "payload.all(item, item > 0)";
     let cost = |items: u64| items * 3 * 2 + 2 + (items + 2);
@@ -187,7 +190,7 @@ fn an_expression_that_costs_too_much_is_given_up_and_the_next_one_has_its_own_pu
 }
 
 #[test]
-fn what_would_run_for_minutes_is_given_up_in_moments() {
+fn an_expression_that_would_run_for_minutes_is_aborted_quickly() {
     let words: Vec<String> = (0..20_000).map(|n| format!("word {n}")).collect();
     let payload = json!({"a": words, "b": words});
     let started = std::time::Instant::now();
@@ -229,7 +232,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_payload_gives_a_value_or_a_failure(payload in any_json(), place in 0..12usize) {
+    fn any_payload_yields_a_value_or_a_failure(payload in any_json(), place in 0..12usize) {
         let texts = [
             "payload.a.b", "payload[0]", "payload.filter(x, x > 1)", "payload.map(x, x.a)", "-payload.a", "payload + payload",
             "payload.a - previous.change", "payload == previous", "max(payload, 1)", "payload.slice(0, 2)",

@@ -69,7 +69,7 @@ fn sources(event: &SensorEvent) -> Vec<&str> {
 }
 
 #[test]
-fn an_event_writes_its_fields_and_says_what_it_wakes() {
+fn an_event_writes_its_fields_and_names_what_it_wakes() {
     let mut sensor = Sensor::new(json!({"updates": [
         {"field": "last", "value": "payload.prices.slice(0, 2)"}, {"field": "change", "value": "payload.change"},
     ]}));
@@ -83,7 +83,7 @@ fn an_event_writes_its_fields_and_says_what_it_wakes() {
 }
 
 #[test]
-fn without_updates_and_signals_an_event_gives_a_notification_of_its_payload() {
+fn without_updates_and_signals_an_event_adds_a_notification_of_its_payload() {
     let mut sensor = Sensor::new(json!({}));
     let event = sensor.accepts(0, &json!({"a": "b"}));
     assert_eq!(sources(&event), ["sensor/prices"]);
@@ -96,7 +96,7 @@ fn without_updates_and_signals_an_event_gives_a_notification_of_its_payload() {
 }
 
 #[test]
-fn with_updates_an_event_gives_a_notification_where_one_is_set() {
+fn with_updates_an_event_adds_a_notification_where_one_is_set() {
     let updates = json!([{"field": "x", "value": "payload"}]);
     assert!(sources(&Sensor::new(json!({"updates": updates})).accepts(0, &json!(1))).is_empty());
     let text = json!({"text": "'now ' + string(payload)"});
@@ -120,7 +120,7 @@ fn a_text_may_have_2048_bytes_and_of_a_longer_one_the_beginning_is_kept() {
 }
 
 #[test]
-fn what_says_the_same_as_the_event_before_is_no_news() {
+fn a_message_equal_to_the_previous_event_is_filtered() {
     let mut sensor = Sensor::new(json!({}));
     let first = sensor.accepts(0, &json!({"a": 1}));
     assert_eq!(sensor.process(1, &json!({"a": 1})), RulesOutcome::Filtered);
@@ -133,7 +133,7 @@ fn what_says_the_same_as_the_event_before_is_no_news() {
 }
 
 #[test]
-fn an_id_of_the_senders_own_is_taken_once_while_256_are_remembered() {
+fn an_id_of_the_sender_is_accepted_once_while_256_are_remembered() {
     let mut sensor = Sensor::new(json!({"limits": {"perMinute": 1000}}));
     let mut hear = |id: usize| sensor.0.process(&mut sensor.1, at(0), Some(&format!("id {id}")), b"{}");
     assert!(matches!(hear(0), RulesOutcome::Accepted(event) if event.id == "id 0"));
@@ -146,7 +146,7 @@ fn an_id_of_the_senders_own_is_taken_once_while_256_are_remembered() {
 }
 
 #[test]
-fn a_payload_may_be_as_large_and_as_deep_as_its_bounds_and_no_more() {
+fn a_payload_may_have_its_maximum_size_and_depth_and_no_more() {
     let mut sensor = Sensor::new(json!({"limits": {"maxPayloadBytes": 100}}));
     assert!(matches!(
         sensor.process(0, &json!("x".repeat(98))),
@@ -205,7 +205,7 @@ fn of_events_within_the_interval_the_newest_comes_at_its_end() {
 }
 
 #[test]
-fn an_event_that_waits_is_no_news_once_it_says_what_was_said_before() {
+fn a_held_event_is_filtered_if_it_equals_the_previous_event() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
     assert_eq!(sensor.process(100, &json!(2)), RulesOutcome::Held);
@@ -219,7 +219,7 @@ fn an_event_that_waits_is_no_news_once_it_says_what_was_said_before() {
 }
 
 #[test]
-fn in_any_minute_as_many_events_are_accepted_as_the_limit_says_and_no_more() {
+fn in_any_minute_at_most_the_limit_of_events_is_accepted() {
     let mut sensor = Sensor::new(json!({"limits": {"perMinute": 2}}));
     sensor.accepts(0, &json!(1));
     sensor.accepts(30_000, &json!(2));
@@ -288,7 +288,7 @@ fn a_signal_holds_again_at_the_end_of_its_cooldown_and_not_before() {
 }
 
 #[test]
-fn an_expression_sees_the_payload_of_the_last_accepted_event() {
+fn an_expression_can_use_the_payload_of_the_last_accepted_event() {
     let mut sensor = Sensor::new(json!({"updates": [
         {"field": "change", "value": "previous == null ? 0 : payload.price - previous.price"},
     ]}));

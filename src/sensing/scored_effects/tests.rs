@@ -77,14 +77,14 @@ fn a_signal_that_does_not_hold_closes_its_gate(
 #[case(SignalGate::Notify)]
 #[case(SignalGate::Update)]
 #[case(SignalGate::Both)]
-fn a_signal_that_holds_tells_writes_and_wakes(#[case] gate: SignalGate) {
+fn a_signal_that_holds_notifies_writes_and_wakes(#[case] gate: SignalGate) {
     let event = event(vec![question(gate, SignalPriority::High)], false).settled(&[SignalVerdict::Holds]);
     let told = vec![("signal/prices/spike", "up", SignalPriority::High)];
     assert_eq!(does(&event), (told, true, true));
 }
 
 #[test]
-fn the_first_signal_without_a_score_is_told_as_if_it_held_and_the_next_ones_wake_nobody() {
+fn the_first_signal_without_a_score_notifies_as_if_it_held_and_later_ones_wake_no_loop() {
     let of = |first| {
         let event = event(vec![question(SignalGate::Both, SignalPriority::High)], false);
         event.settled(&[SignalVerdict::Unscored { first }])
@@ -108,7 +108,7 @@ fn one_gate_that_is_closed_keeps_the_fields() {
 }
 
 #[test]
-fn a_task_is_given_once_by_its_most_urgent_signal() {
+fn a_task_is_added_once_by_its_most_urgent_signal() {
     let questions = vec![
         question(SignalGate::Notify, SignalPriority::Normal),
         question(SignalGate::Notify, SignalPriority::High),

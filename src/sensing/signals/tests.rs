@@ -43,7 +43,7 @@ fn scored(gate: &str) -> Value {
 }
 
 #[test]
-fn only_what_the_expression_lets_through_is_asked() {
+fn only_events_that_match_the_expression_are_scored() {
     let events = events(&scored("Notify"), &[json!(5), json!(6)]);
     assert_eq!((&events[0].trial, events[0].updates.len()), (&None, 1));
     let trial = events[1].trial.as_ref().expect("a question");
@@ -82,7 +82,7 @@ fn fields_wait_for_the_score_that_gates_them_and_for_no_other() {
 }
 
 #[test]
-fn without_an_expression_each_event_is_asked_of_and_the_senders_cooldown_is_none() {
+fn without_an_expression_each_event_is_scored_and_the_sender_applies_no_cooldown() {
     let signals = json!({"signals": [{"name": "spike", "model": {"prompt": "?"}, "cooldownSeconds": 60}]});
     let asked = events(&signals, &[json!(1), json!(2)]);
     let asked = asked.iter().filter(|event| event.trial.is_some());
@@ -90,7 +90,7 @@ fn without_an_expression_each_event_is_asked_of_and_the_senders_cooldown_is_none
 }
 
 #[test]
-fn a_signal_that_does_not_notify_asks_without_a_notice() {
+fn a_signal_without_notify_is_scored_without_a_notice() {
     let signals = json!({"signals": [{"name": "spike", "model": {"prompt": "?"}, "notify": false}]});
     let trial = events(&signals, &[json!(1)]).remove(0).trial.expect("a question");
     assert_eq!(trial.questions[0].notice, None);
@@ -105,7 +105,7 @@ fn a_signal_that_does_not_notify_asks_without_a_notice() {
 }
 
 #[test]
-fn each_event_gives_a_task_in_place_of_its_payload() {
+fn each_event_adds_a_task_in_place_of_its_payload() {
     let task = json!({
         "updates": [{"field": "last", "value": "payload"}], "task": {"prompt": "'Look into ' + payload.name"},
     });
@@ -118,7 +118,7 @@ fn each_event_gives_a_task_in_place_of_its_payload() {
 }
 
 #[test]
-fn several_signals_give_one_task_the_most_urgent_and_none_gives_none() {
+fn several_signals_add_one_task_the_most_urgent_and_none_adds_none() {
     let task = json!({
         "task": {"prompt": "'look'"},
         "signals": [

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn jitter_takes_at_most_a_tenth_off_and_adds_nothing() {
+    fn jitter_subtracts_at_most_a_tenth_and_adds_nothing() {
         let wait = |jitter| SourceBackoff::new(Duration::from_secs(50)).fail(jitter);
         assert_eq!(wait(0.0), Duration::from_secs(100));
         assert_eq!(wait(1.0), Duration::from_secs(90));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_failures_change_nothing_any_more() {
+    fn the_backoff_stays_at_its_maximum_after_thousands_of_failures() {
         let mut backoff = SourceBackoff::new(Duration::from_secs(1));
         let last = (0..100_000).map(|_| backoff.fail(0.0)).last();
         assert_eq!(last, Some(MAX_PAUSE));

@@ -73,7 +73,7 @@ mod tests {
     #[case("ws://example.com:81/ticker", "http://example.com:81/ticker")]
     #[case("wss://example.com/", "https://example.com/")]
     #[case("http://[::1]:80/@/", "http://[::1]/@/")]
-    fn an_address_is_taken_as_it_is(#[case] text: &str, #[case] expected: &str) {
+    fn an_address_is_used_unchanged(#[case] text: &str, #[case] expected: &str) {
         assert_eq!(url(&of(text)).unwrap().as_str(), expected);
     }
 
@@ -90,7 +90,7 @@ mod tests {
         "must not carry a user or password: put them into a Secret as the header Authorization and name it in headersSecretRef"
     )]
     #[case("https://a/#b", "must not have a fragment: remove everything from '#' on")]
-    fn what_is_wrong_with_an_address_is_said_before_it_is_asked(#[case] text: &str, #[case] detail: &str) {
+    fn an_invalid_address_is_reported_before_any_request(#[case] text: &str, #[case] detail: &str) {
         let invalid = url(&of(text)).unwrap_err();
         assert_eq!(invalid.to_string(), format!("spec.source.poll.http.url: {detail}"));
     }

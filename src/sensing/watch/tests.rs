@@ -90,7 +90,7 @@ fn what_is_known_below_a_folder_is_what_is_in_it() {
 }
 
 #[test]
-fn a_file_is_read_once_it_has_looked_the_same_for_a_second_and_not_before() {
+fn a_file_is_read_once_it_was_unchanged_for_a_second_and_not_before() {
     let mut watcher = ChangeDetector::default();
     let at = Duration::from_secs;
     let read = |size| vec![FileTask::Read("a".into(), look(size, 1))];
@@ -127,7 +127,7 @@ fn a_file_that_is_being_written_is_waited_for_up_to_a_minute() {
 }
 
 #[test]
-fn what_is_gone_comes_first_and_then_the_oldest() {
+fn removed_files_are_reported_first_and_then_the_oldest() {
     let known = BTreeMap::from([
         ("gone".to_owned(), print(1, 1, "x")),
         ("same".to_owned(), print(1, 1, "y")),
@@ -151,7 +151,7 @@ fn what_is_gone_comes_first_and_then_the_oldest() {
 }
 
 #[test]
-fn an_event_says_what_the_file_says_where_there_is_room_for_it() {
+fn an_event_contains_the_text_of_the_file_where_it_fits() {
     let change = |print: Option<FileFingerprint>, was_there, text: &str| FileChange {
         path: "inbox/a".into(),
         print,
@@ -179,7 +179,7 @@ fn an_event_says_what_the_file_says_where_there_is_room_for_it() {
 }
 
 #[test]
-fn a_file_says_the_same_by_its_content_or_by_its_looks_where_it_is_too_large_to_be_read() {
+fn files_are_compared_by_content_or_by_metadata_where_they_are_too_large() {
     assert!(print(1, 1, "x").says_the_same_as(&print(1, 2, "x")));
     assert!(!print(1, 1, "x").says_the_same_as(&print(1, 1, "y")));
     let large = |modified| FileFingerprint {

@@ -281,7 +281,7 @@ impl DeliveryTransport for FailingTransport {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_away_is_tried_ever_less_and_at_once_when_it_may_be_back() {
+async fn an_unavailable_receiver_is_retried_with_backoff_and_at_once_when_it_may_be_back() {
     let (dir, road) = (dir(), Arc::new(FailingTransport::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper
@@ -318,7 +318,7 @@ impl DeliveryTransport for InvalidAckTransport {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_receiver_that_says_what_cannot_be_is_no_hot_loop() {
+async fn invalid_acknowledgements_cause_no_hot_loop() {
     let (dir, road) = (dir(), Arc::new(InvalidAckTransport::default()));
     let mut pod = Pod::start(dir.path(), &["a"], &road);
     pod.keeper

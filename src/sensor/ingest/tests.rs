@@ -52,7 +52,7 @@ fn texts(keeper: &EventIngester) -> Vec<String> {
 }
 
 #[test]
-fn what_is_taken_is_on_disk_and_the_same_again_is_known_after_a_restart_too() {
+fn an_accepted_message_is_on_disk_and_recognized_as_a_repeat_also_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper_before = keeper(&dir, &json!({}));
     assert_eq!(
@@ -77,7 +77,7 @@ fn what_is_taken_is_on_disk_and_the_same_again_is_known_after_a_restart_too() {
 }
 
 #[test]
-fn numbers_go_on_above_those_of_an_outbox_that_was_lost() {
+fn numbers_continue_above_those_of_a_lost_outbox() {
     let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut keeper_before = keeper(&first, &json!({}));
     keeper_before.ingest(&source_message(1, "a"), at(1)).unwrap();
@@ -88,7 +88,7 @@ fn numbers_go_on_above_those_of_an_outbox_that_was_lost() {
 }
 
 #[test]
-fn what_is_dropped_does_not_move_the_cursor_and_is_taken_when_there_is_room_again() {
+fn a_dropped_message_does_not_move_the_cursor_and_is_accepted_when_there_is_room_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({"perMinute": 1}));
     assert_eq!(
@@ -130,7 +130,7 @@ fn what_waits_for_the_end_of_an_interval_survives_a_restart_and_comes_then() {
 }
 
 #[test]
-fn what_is_not_understood_is_counted_and_not_heard_again() {
+fn an_unparseable_message_is_counted_and_not_delivered_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({}));
     let odd = SourceMessage {
@@ -172,7 +172,7 @@ fn an_id_is_known_after_more_than_256_others_and_a_restart() {
 }
 
 #[test]
-fn a_stream_that_counts_its_ids_anew_and_one_without_ids_lose_nothing() {
+fn a_stream_that_restarts_its_ids_and_one_without_ids_lose_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({}));
     let mut hear = |message: &SourceMessage| keeper.ingest(message, at(0)).unwrap();
@@ -186,7 +186,7 @@ fn a_stream_that_counts_its_ids_anew_and_one_without_ids_lose_nothing() {
 }
 
 #[test]
-fn a_signed_text_under_another_id_is_a_replay_and_an_id_is_not_taken_by_who_comes_first() {
+fn a_signed_text_under_another_id_is_a_replay_and_an_id_is_not_reserved_by_its_first_sender() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({}));
     let mut hear = |id: Option<&str>, n: i64| keeper.ingest(&sent(RepeatRule::SignedText, id, n), at(0)).unwrap();
@@ -218,7 +218,7 @@ fn what_was_dropped_may_come_again_and_what_is_held_may_not() {
 }
 
 #[test]
-fn of_another_source_it_knows_no_place_to_go_on() {
+fn another_source_has_no_known_cursor() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper_before = keeper(&dir, &json!({}));
     keeper_before.set_source("page-a").unwrap();
@@ -232,7 +232,7 @@ fn of_another_source_it_knows_no_place_to_go_on() {
 }
 
 #[test]
-fn what_is_too_deep_is_said_to_be_so() {
+fn a_message_that_is_too_deep_is_reported_as_such() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({}));
     let nested = |levels: usize| SourceMessage {

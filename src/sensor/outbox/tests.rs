@@ -87,7 +87,7 @@ fn texts(events: &[SensorEvent]) -> Vec<&str> {
 }
 
 #[test]
-fn what_was_taken_is_there_after_the_process_is_gone() {
+fn an_accepted_event_survives_the_process() {
     let dir = dir();
     let (mut outbox, restored) = open(dir.path());
     assert_eq!(
@@ -153,7 +153,7 @@ fn an_acknowledgement_that_comes_late_twice_or_from_nowhere_changes_nothing() {
 }
 
 #[test]
-fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_back() {
+fn a_new_receiver_receives_later_events_only_and_a_removed_one_holds_nothing_back() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     take(&mut outbox, &event(1, "x"));
@@ -197,7 +197,7 @@ fn a_new_receiver_gets_what_comes_from_then_on_and_one_that_goes_holds_nothing_b
 }
 
 #[test]
-fn of_a_field_the_newest_value_is_kept_for_whoever_is_behind() {
+fn the_newest_value_of_a_field_is_kept_for_every_receiver_that_is_behind() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -218,7 +218,7 @@ fn of_a_field_the_newest_value_is_kept_for_whoever_is_behind() {
 }
 
 #[test]
-fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted() {
+fn above_their_bound_the_oldest_notifications_are_removed_and_counted() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     (outbox.most_notifications, outbox.most_events) = (3, 3);
@@ -237,7 +237,7 @@ fn notifications_go_beyond_their_bound_and_not_before_oldest_first_and_counted()
 }
 
 #[test]
-fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_they_go() {
+fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_removed() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.most_events = 3;
@@ -282,7 +282,7 @@ fn a_value_outlives_the_notifications_of_its_event() {
 }
 
 #[test]
-fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
+fn as_many_events_are_sent_at_once_as_fit_and_one_at_least() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -300,7 +300,7 @@ fn as_many_events_go_at_once_as_have_room_and_one_at_least() {
 }
 
 #[test]
-fn no_more_events_go_at_once_than_a_receiver_takes() {
+fn at_most_as_many_events_are_sent_at_once_as_a_receiver_accepts() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -318,7 +318,7 @@ fn no_more_events_go_at_once_than_a_receiver_takes() {
 }
 
 #[test]
-fn what_gives_no_event_still_remembers_where_to_go_on() {
+fn an_arrival_without_an_event_still_stores_the_cursor() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     let filtered = ArrivalRecord {

@@ -104,7 +104,7 @@ fn a_scrape_of_a_thousand_agents_is_below_three_megabytes() {
 }
 
 #[test]
-fn zeros_that_say_nothing_are_absent_and_appear_when_they_count() {
+fn meaningless_zeros_are_absent_and_appear_when_they_count() {
     const ABSENT: [&str; 4] = [
         "actions_total",
         "denied_tool_calls_total",

@@ -102,7 +102,7 @@ fn columns_of_tables_are_labels_that_the_board_names() {
 
 /// A type that hack/dashboards/shot cannot draw would be missed only when the pictures are made.
 #[test]
-fn the_page_of_the_pictures_knows_every_type_of_panel() {
+fn the_page_of_the_pictures_has_every_type_of_panel() {
     let page = include_str!("../../../hack/dashboards/shot/src/panels.jsx");
     let drawings = page
         .lines()

@@ -139,7 +139,7 @@ fn a_family_without_samples_is_absent_and_values_of_labels_are_escaped() {
 }
 
 #[test]
-fn the_text_leaves_in_bounded_pieces_and_ends_when_nobody_reads_it() {
+fn the_text_is_written_in_bounded_pieces_and_ends_when_the_reader_is_gone() {
     let mut sizes = Vec::new();
     let mut sink = |piece: Vec<u8>| {
         sizes.push(piece.len());
@@ -160,7 +160,7 @@ fn the_text_leaves_in_bounded_pieces_and_ends_when_nobody_reads_it() {
 }
 
 #[test]
-fn openmetrics_is_served_to_those_who_prefer_it() {
+fn openmetrics_is_served_to_clients_that_prefer_it() {
     use ExpositionFormat::{OpenMetrics, Text};
     let prometheus_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                         text/plain;version=0.0.4;q=0.5,*/*;q=0.1";

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ids_of_two_clients_are_told_apart_and_each_gets_its_answer() {
+    fn equal_ids_of_two_clients_are_distinguished_and_each_receives_its_answer() {
         let mut exchange = exchange();
         let mut one = ask(
             &mut exchange,
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_the_server_go_to_the_stream_and_are_refused_without_one() {
+    fn requests_of_the_server_are_sent_to_the_stream_and_refused_without_one() {
         let mut exchange = exchange();
         let ask = || message(json!({"jsonrpc": "2.0", "id": "s1", "method": "roots/list"}));
         let refusal = read(&exchange.receive(ask()).unwrap());
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_requests_may_be_open_and_no_more() {
+    fn at_most_the_maximum_of_requests_may_be_open() {
         let mut exchange = exchange();
         let request = |id: usize| message(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call"}));
         let open: Vec<_> = (0..MAX_PENDING)

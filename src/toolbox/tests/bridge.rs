@@ -132,7 +132,7 @@ async fn a_dropped_call_is_cancelled_at_the_server() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_within_a_call_leaves_its_outcome_unknown_and_comes_back() {
+async fn a_server_that_dies_within_a_call_leaves_its_outcome_unknown_and_is_restarted() {
     let (server, record, _folder) = bridged(&[]).await;
     for how in ["die", "progress then die"] {
         let client = server.client().await;
@@ -151,7 +151,7 @@ async fn a_server_that_dies_within_a_call_leaves_its_outcome_unknown_and_comes_b
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_between_calls_comes_back() {
+async fn a_server_killed_between_calls_is_restarted() {
     let (server, record, _folder) = bridged(&[]).await;
     let client = server.client().await;
     kill(servers(&record)[0], Signal::KILL);
@@ -204,7 +204,7 @@ async fn a_server_that_cannot_be_started_is_reported_as_down_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_when_it_is_asked_for_discovery_is_not_asked_again() {
+async fn a_server_that_dies_on_a_discovery_request_is_not_sent_another() {
     let (server, record, _folder) = bridged(&["--dies-unless-initialized"]).await;
     let connected = async {
         loop {

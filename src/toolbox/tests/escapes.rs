@@ -143,7 +143,7 @@ fn swap(workspace: &Path, stop: &AtomicBool) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_that_is_swapped_for_a_link_all_the_time_never_leads_out() {
+async fn a_directory_constantly_swapped_for_a_link_never_leads_outside() {
     let (server, client) = harness().await;
     let workspace = server.workspace();
     server.put("swapped/secret", "inside");

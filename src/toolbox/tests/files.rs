@@ -192,7 +192,7 @@ async fn edits_at_the_same_time_are_not_lost() {
 }
 
 #[tokio::test]
-async fn a_listing_is_sorted_and_tells_kinds_apart_and_is_cut_at_its_bound() {
+async fn a_listing_is_sorted_distinguishes_kinds_and_is_cut_at_its_bound() {
     let server = Server::toolbox(&[]).await;
     let client = server.client().await;
     server.put("b.txt", "12");
@@ -224,7 +224,7 @@ async fn a_listing_is_sorted_and_tells_kinds_apart_and_is_cut_at_its_bound() {
 }
 
 #[tokio::test]
-async fn the_sizes_of_named_files_are_told_in_their_order_whoever_may_read_them() {
+async fn the_sizes_of_named_files_are_listed_in_their_order_whatever_their_permissions() {
     let server = Server::toolbox(&[]).await;
     let client = server.client().await;
     server.put("a/b.txt", "12");

@@ -29,7 +29,7 @@ async fn the_client_of_the_worker_finds_the_offered_tools_by_the_stateless_revis
 }
 
 #[tokio::test]
-async fn a_result_says_what_the_call_wrote_and_sent() {
+async fn a_result_reports_the_bytes_written_and_sent() {
     let server = Server::toolbox(&[]).await;
     let answer = server
         .call("write_file", json!({"path": "a", "content": "12345"}))

@@ -123,7 +123,7 @@ async fn a_command_that_ends_leaves_no_process() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_too_long_is_killed_with_everything_it_started() {
+async fn a_command_that_times_out_is_killed_with_everything_it_started() {
     let server = Server::toolbox(&["--shell-timeout-seconds", "30"]).await;
     let command = format!("echo begun; {}; sleep 1000.02", leaving("1000.02"));
     let answer = server

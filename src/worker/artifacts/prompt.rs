@@ -37,7 +37,7 @@ mod tests {
     const PNG: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x03\0\0\0\x05\x08\x02\0\0\0";
 
     #[test]
-    fn an_image_is_read_by_its_name_also_by_the_next_process_and_one_that_is_gone_is_not_shown() {
+    fn an_image_is_read_by_its_name_also_by_the_next_process_and_a_deleted_one_is_not_shown() {
         let dir = tempfile::tempdir().unwrap();
         let name = ArtifactStore::open(dir.path()).store("image/png", PNG).unwrap();
         let text = ArtifactStore::open(dir.path()).store("text/plain", b"text").unwrap();

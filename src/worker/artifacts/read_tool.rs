@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_read_in_parts_and_each_says_where_the_next_one_is() {
+    fn a_text_is_read_in_parts_and_each_names_the_offset_of_the_next() {
         let (_dir, store) = store();
         let lines: Vec<String> = (0..2_000).map(|line| format!("line {line} ä\n")).collect();
         let text = lines.concat();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_the_bytes_that_are_requested_and_its_header_says_which() {
+    fn a_part_has_the_requested_bytes_and_its_header_names_them() {
         let (_dir, store) = store();
         let name = store.store("application/json", b"0123456789").unwrap();
         let read = |arguments: Value| {

@@ -41,7 +41,7 @@ fn a_content_is_stored_once_and_read_again_after_a_restart() {
 }
 
 #[test]
-fn an_artifact_has_at_most_so_many_bytes() {
+fn an_artifact_has_a_maximum_size() {
     let dir = tempfile::tempdir().unwrap();
     let store = ArtifactStore::with_limits(dir.path(), limits(100, 5));
     assert!(store.store("text/plain", &[b'a'; 9]).is_ok());
@@ -120,7 +120,7 @@ fn what_a_crash_left_unfinished_is_no_artifact_and_is_removed() {
 }
 
 #[test]
-fn a_damaged_artifact_is_replaced_when_its_content_comes_again() {
+fn a_damaged_artifact_is_replaced_when_its_content_is_stored_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = ArtifactStore::open(dir.path());
     let name = store.store("text/plain", b"abc").unwrap();
@@ -130,7 +130,7 @@ fn a_damaged_artifact_is_replaced_when_its_content_comes_again() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_written_fails_with_words_and_works_again_when_it_can() {
+fn an_unwritable_directory_fails_with_an_error_and_works_again_when_writable() {
     let dir = tempfile::tempdir().unwrap();
     let store = ArtifactStore::open(dir.path());
     // Permissions do not stop root: a file in the place of the directory does.

@@ -77,7 +77,7 @@ fn compare_goals(plain: &RunResult, found: &RunResult, deaths: &[KillScope]) {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_of_a_goal_goes_on_as_if_nothing_had_happened() {
+fn a_worker_killed_at_any_boundary_of_a_goal_continues_as_if_nothing_had_happened() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&steps(), &mut looks);
     let view = plain.view.as_ref().expect("an end");

@@ -5,16 +5,15 @@
 //! virtual time) and consecutive workers on one real journal. Each of them keeps the order of the real worker: commit, then
 //! act. Runs with kills are compared with the undisturbed run.
 
-mod clocked;
 mod environment;
 mod files;
 mod folder;
 mod goal;
 mod history;
-mod life;
 mod modes;
 mod random;
 mod requested;
+mod schedules;
 mod scored;
 mod script;
 mod stop;
@@ -22,6 +21,7 @@ mod tasks;
 mod watched;
 mod watched_files;
 mod week;
+mod worker_process;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -34,8 +34,8 @@ use crate::engine::message::Message;
 use environment::{SimulatedEnvironment, seconds};
 use files::Files;
 use history::History;
-use life::{KillPoint, LifeEnd, LifeObserver};
 use script::Script;
+use worker_process::{KillPoint, LifeEnd, LifeObserver};
 
 /// The extent of a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn run(
 ) -> RunResult {
     let mut dir = files.volume();
     loop {
-        let view = match life::live(&mut environment, dir.path(), watcher) {
+        let view = match worker_process::live(&mut environment, dir.path(), watcher) {
             LifeEnd::Over(view) => Some(*view),
             LifeEnd::Seen => None,
             LifeEnd::Replaced => continue,

@@ -185,7 +185,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 4))]
 
     #[test]
-    fn any_script_goes_on_over_any_kills_as_if_nothing_had_happened(script in scripts(), kills in kills()) {
+    fn any_script_continues_over_any_kills_as_if_nothing_had_happened(script in scripts(), kills in kills()) {
         let plain = undisturbed(&script, &mut NoKills);
         let killer = std::cell::RefCell::new(RandomKiller::new(kills));
         let mut watcher = Shared(&killer);

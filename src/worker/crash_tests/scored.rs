@@ -54,7 +54,7 @@ fn compare_scores(plain: &RunResult, found: &RunResult, deaths: &[KillScope]) {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_has_each_event_scored_once_and_does_what_the_score_says() {
+fn under_a_kill_at_any_boundary_each_event_is_scored_once_and_the_score_takes_effect() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&days(), &mut looks);
     assert_eq!(

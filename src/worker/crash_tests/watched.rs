@@ -118,7 +118,7 @@ fn two_days_with_heartbeats_and_pre_checks_are_what_they_are_meant_to_be() {
 }
 
 #[test]
-fn heartbeats_and_pre_checks_go_on_over_a_kill_at_any_boundary() {
+fn heartbeats_and_pre_checks_continue_over_a_kill_at_any_boundary() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&two_days(), &mut looks);
     let mut killer = BoundaryKiller::new(&plain, &looks, |plain, found, _| {

@@ -87,7 +87,7 @@ fn compare_shown(found: &RunResult) {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_tells_of_each_file_once_and_loses_none() {
+fn a_worker_killed_at_any_boundary_reports_each_file_once_and_loses_none() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&days(), &mut looks);
     assert_eq!(

@@ -369,7 +369,7 @@ fn a_scripted_week_is_what_it_is_meant_to_be() {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_of_its_journal_goes_on_as_if_nothing_had_happened() {
+fn a_worker_killed_at_any_boundary_of_its_journal_continues_as_if_nothing_had_happened() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&week(), &mut looks);
     let mut killer = BoundaryKiller::new(&plain, &looks, compare);

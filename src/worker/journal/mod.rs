@@ -82,9 +82,9 @@ pub struct RestoredJournal {
     /// The live transcript, oldest first.
     pub transcript: Vec<Message>,
     /// The last batch of a process that did not shut down cleanly: it may not have logged these [`JournalLine`]s.
-    pub untold: Vec<JournalLine>,
+    pub unlogged_lines: Vec<JournalLine>,
     /// One record per Sensor.
-    pub kept: Vec<SensorRecord>,
+    pub sensor_records: Vec<SensorRecord>,
     /// The tasks that wait, oldest first.
     pub tasks: Vec<TaskOffer>,
 }
@@ -425,8 +425,8 @@ impl Journal {
         Ok(RestoredJournal {
             snapshot,
             transcript: self.transcript()?,
-            untold: if in_order { Vec::new() } else { self.last_batch()? },
-            kept: sensor_records::read_all(&self.connection).map_err(|error| self.sqlite(&error))?,
+            unlogged_lines: if in_order { Vec::new() } else { self.last_batch()? },
+            sensor_records: sensor_records::read_all(&self.connection).map_err(|error| self.sqlite(&error))?,
             tasks: tasks::waiting(&self.connection).map_err(|error| self.unwritten(error))?,
         })
     }

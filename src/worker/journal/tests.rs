@@ -82,7 +82,7 @@ fn written(dir: &Path) {
 }
 
 #[test]
-fn a_new_journal_holds_nothing_and_a_written_one_gives_it_all_back() {
+fn a_new_journal_is_empty_and_a_written_one_is_restored_completely() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, restored) = open(dir.path(), 1);
     assert_eq!(restored, RestoredJournal::default());
@@ -186,7 +186,7 @@ fn an_agent_made_again_on_a_retained_volume_counts_epochs_from_the_start() {
 }
 
 #[test]
-fn a_newer_schema_is_refused_in_words_and_left_as_it_is() {
+fn a_newer_schema_is_refused_with_a_message_and_left_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
@@ -210,7 +210,7 @@ fn set(dir: &Path, statement: &str) {
 }
 
 #[test]
-fn a_state_that_a_newer_agentloop_wrote_asks_for_that_version_and_one_of_ours_is_damaged() {
+fn an_unreadable_state_names_the_newer_version_that_wrote_it_or_is_reported_as_damaged() {
     let broken = "UPDATE kv SET value = json_set(value, '$.lifecycle', 'Dreaming') WHERE key = 'snapshot'";
     for (newer, kind) in [(true, "JournalNewer"), (false, "JournalCorrupted")] {
         for statement in [broken, r#"UPDATE messages SET json = '{"role":"oracle"}'"#] {
@@ -247,7 +247,7 @@ const MOVED: [(&str, &[&str]); 4] = [
 
 /// Snapshots written by releases, named by their file: every later release must read them.
 #[test]
-fn the_snapshot_of_each_release_can_be_read_and_says_the_same_again() {
+fn the_snapshot_of_each_release_can_be_read_and_is_written_equally() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/journal/snapshots");
     let mut read = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -301,7 +301,7 @@ PRAGMA user_version = 1;
 "#;
 
 #[test]
-fn a_journal_of_version_1_goes_on_with_all_it_held() {
+fn a_journal_of_version_1_continues_with_all_its_content() {
     let dir = tempfile::tempdir().unwrap();
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection.execute_batch(OF_VERSION_1).unwrap();
@@ -369,7 +369,7 @@ fn tool_record() -> JournalRecord {
 }
 
 #[test]
-fn a_line_about_a_tool_says_which_run_what_it_may_do_and_what_became_of_it() {
+fn a_line_about_a_tool_contains_its_run_effect_and_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(
@@ -383,7 +383,7 @@ fn a_line_about_a_tool_says_which_run_what_it_may_do_and_what_became_of_it() {
 }
 
 #[test]
-fn a_damaged_file_is_refused_in_words_that_name_it_and_left_as_it_is() {
+fn a_damaged_file_is_refused_with_a_message_that_names_it_and_left_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     let path = dir.path().join(FILE);
@@ -449,7 +449,7 @@ fn limit(journal: &Journal) {
 }
 
 #[test]
-fn a_batch_that_does_not_fit_is_refused_whole_and_gives_the_ballast_up() {
+fn a_batch_that_does_not_fit_is_refused_as_a_whole_and_releases_the_ballast() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);
@@ -531,7 +531,7 @@ fn the_older_half_of_a_history_above_64_mib_is_dropped_and_of_one_at_64_mib_is_n
 }
 
 #[test]
-fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
+fn only_the_last_batch_of_a_killed_process_is_reported_again() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let batch = |journal: &mut Journal, second: i64, records: &[JournalRecord]| {
@@ -559,10 +559,10 @@ fn the_last_batch_of_a_killed_process_is_told_again_and_no_other() {
     assert!(!format!("{second:?}").contains("canary"));
     drop(journal);
     let (journal, restored) = open(dir.path(), 1);
-    assert_eq!(restored.untold, second);
+    assert_eq!(restored.unlogged_lines, second);
     journal.close(&owner(1)).unwrap();
     let (_, restored) = open(dir.path(), 1);
-    assert_eq!(restored.untold, []);
+    assert_eq!(restored.unlogged_lines, []);
 }
 
 /// Returns SQLite's query plan for a statement, with those of its subqueries.
@@ -588,7 +588,7 @@ fn retiring() -> Vec<String> {
 }
 
 #[test]
-fn what_runs_at_each_step_or_start_looks_at_no_more_rows_the_longer_the_journal_is() {
+fn queries_of_each_step_and_start_read_a_bounded_number_of_rows() {
     let dir = tempfile::tempdir().unwrap();
     let (journal, _) = open(dir.path(), 1);
     let live = "messages USING INDEX messages_live";

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_outbox_can_hold_is_taken_at_once_and_then_as_many_as_the_limit_says() {
+    fn a_full_outbox_is_accepted_at_once_and_then_as_many_events_as_the_limit_allows() {
         let mut pace = EventQuota::default();
         assert_eq!(taken(&mut pace, 20_059, at(0)), 20_059);
         assert_eq!(taken(&mut pace, 10, at(0)), 1);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_gives_nothing_back_and_takes_nothing_away() {
+    fn a_clock_that_was_set_back_changes_no_quota() {
         let mut pace = EventQuota::default();
         assert_eq!(taken(&mut pace, 30_000, at(3_600)), 20_060);
         assert_eq!(taken(&mut pace, 10, at(0)), 0);

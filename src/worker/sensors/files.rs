@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_a_folder_are_found_also_in_its_folders_where_that_is_asked_for() {
+    fn files_of_a_directory_are_found_in_its_subdirectories_if_requested() {
         let dir = tempfile::tempdir().expect("a folder");
         create_dir_all(dir.path().join("inbox/deep/er")).expect("folders");
         for file in ["inbox/a", "inbox/deep/er/b", "outside"] {
@@ -344,7 +344,10 @@ mod tests {
         assert_eq!(files(dir.path(), &scope("inbox", false)).expect("files"), ["inbox/a"]);
         assert_eq!(files(dir.path(), &scope(".", false)).expect("files"), ["outside"]);
         let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
-        assert_eq!((one.files.len(), one.directories), (1, vec![String::new(), "inbox".into()]));
+        assert_eq!(
+            (one.files.len(), one.directories),
+            (1, vec![String::new(), "inbox".into()])
+        );
         assert_eq!(files(dir.path(), &scope("absent", true)), Err(WatchError::Absent));
     }
 
@@ -386,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_when_it_looks_as_it_did_and_its_text_is_given_when_it_is_small_and_one() {
+    fn an_unchanged_file_is_read_and_its_text_is_returned_when_small_and_valid() {
         let dir = tempfile::tempdir().expect("a folder");
         write(dir.path().join("a"), "hi").expect("a file");
         let found = survey(dir.path(), &scope("", true)).expect("files");
@@ -432,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_folders_inside_each_other_as_are_allowed_are_gone_into_and_one_more_is_reported() {
+    fn directories_are_read_to_the_maximum_depth_and_a_deeper_one_is_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut path = dir.path().to_owned();
         path.extend(vec!["f"; MAX_LEVELS]);

@@ -82,7 +82,7 @@ fn tick(seq: i64, moment: &str) -> (String, String) {
 }
 
 #[test]
-fn a_tick_comes_at_its_moment_once_and_is_said_in_the_report() {
+fn a_tick_fires_once_at_its_time_and_is_in_the_report() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(
@@ -106,7 +106,7 @@ fn a_tick_comes_at_its_moment_once_and_is_said_in_the_report() {
 }
 
 #[test]
-fn a_worker_that_was_down_hears_the_last_tick_late_and_none_twice() {
+fn a_worker_that_was_down_receives_the_last_tick_late_and_none_twice() {
     let mut worker = Worker::new();
     let terms = [clock(1, json!({}))];
     worker.direct("2026-01-05T07:30:00Z", &terms);
@@ -121,7 +121,7 @@ fn a_worker_that_was_down_hears_the_last_tick_late_and_none_twice() {
 }
 
 #[test]
-fn a_tick_that_was_not_written_comes_again_as_the_same_event() {
+fn an_unwritten_tick_is_repeated_as_the_same_event() {
     let mut worker = Worker::new();
     let terms = [clock(1, json!({}))];
     worker.direct("2026-01-05T07:30:00Z", &terms);
@@ -138,7 +138,7 @@ fn a_tick_that_was_not_written_comes_again_as_the_same_event() {
 }
 
 #[test]
-fn missed_ticks_are_skipped_where_the_schedule_says_so() {
+fn missed_ticks_are_skipped_where_the_schedule_specifies_it() {
     let mut worker = Worker::new();
     let terms = [clock(
         1,
@@ -180,7 +180,7 @@ fn another_schedule_counts_from_when_it_was_set() {
 }
 
 #[test]
-fn a_suspended_sensor_does_not_tick_and_says_the_last_missed_tick_once_it_goes_on() {
+fn a_suspended_sensor_does_not_tick_and_fires_the_last_missed_tick_on_resume() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     worker.direct("2026-01-05T07:40:00Z", &[clock(2, json!({"suspend": true}))]);
@@ -191,7 +191,7 @@ fn a_suspended_sensor_does_not_tick_and_says_the_last_missed_tick_once_it_goes_o
 }
 
 #[test]
-fn a_sensor_that_is_not_named_any_more_ends_and_one_that_comes_back_goes_on() {
+fn a_sensor_that_is_no_longer_named_ends_and_a_restored_one_continues() {
     let mut worker = Worker::new();
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2026-01-05T08:00:00Z").len(), 1);
@@ -250,7 +250,7 @@ fn a_sensor_without_room_holds_up_no_other() {
 }
 
 #[test]
-fn a_sensor_that_fails_is_said_once_until_it_succeeds() {
+fn a_failing_sensor_is_reported_once_until_it_succeeds() {
     let mut worker = Worker::new();
     let failing = |generation, text: &str| clock(generation, json!({"notification": {"text": text}}));
     worker.direct("2026-01-05T07:30:00Z", &[failing(1, "payload.missing")]);
@@ -273,7 +273,7 @@ fn a_sensor_that_fails_is_said_once_until_it_succeeds() {
 }
 
 #[test]
-fn a_spec_that_cannot_be_compiled_is_said_and_nothing_ticks() {
+fn a_spec_that_does_not_compile_is_reported_and_nothing_ticks() {
     let mut worker = Worker::new();
     worker.direct(
         "2026-01-05T07:30:00Z",
@@ -288,7 +288,7 @@ fn a_spec_that_cannot_be_compiled_is_said_and_nothing_ticks() {
 }
 
 #[test]
-fn values_come_back_after_a_restart_with_their_moments() {
+fn values_are_restored_after_a_restart_with_their_times() {
     let mut worker = Worker::new();
     let spec = json!({"updates": [{"field": "last", "value": "payload.scheduledTime"}]});
     worker.direct("2026-01-05T07:30:00Z", &[clock(1, spec)]);
@@ -305,7 +305,7 @@ fn values_come_back_after_a_restart_with_their_moments() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year() {
+fn a_clock_that_was_set_back_repeats_no_tick_and_delays_none() {
     let mut worker = Worker::new();
     worker.direct("2027-01-05T07:30:00Z", &[clock(1, json!({}))]);
     assert_eq!(worker.ticks("2027-01-05T08:00:00Z").len(), 1);
@@ -320,7 +320,7 @@ fn a_clock_that_was_set_back_makes_no_tick_come_twice_and_none_wait_for_a_year()
 }
 
 #[test]
-fn a_clock_that_was_set_back_by_more_than_256_ticks_makes_none_come_twice() {
+fn a_clock_set_back_by_more_than_256_ticks_repeats_none() {
     let mut worker = Worker::new();
     let spec = json!({"source": {"schedule": {"cron": "* * * * *"}}});
     worker.direct("2026-01-05T00:00:30Z", &[clock(1, spec)]);
@@ -360,7 +360,7 @@ fn a_tick_within_the_interval_comes_at_its_end() {
 }
 
 #[test]
-fn events_of_a_pod_take_effect_once_each_though_they_come_again_and_the_worker_restarts() {
+fn events_of_a_pod_take_effect_once_each_over_repetitions_and_restarts() {
     let event = |seq: i64| SensorEvent {
         seq,
         id: format!("id-{seq}"),
@@ -459,7 +459,7 @@ fn an_outbox_that_was_lost_and_begins_below_the_numbers_of_the_one_before_hides_
 }
 
 #[test]
-fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more() {
+fn the_numbers_of_seventeen_outboxes_of_a_sensor_are_remembered_and_no_more() {
     let mut worker = Worker::new();
     let through = |worker: &Worker, outbox: usize| {
         worker
@@ -476,7 +476,7 @@ fn of_seventeen_outboxes_of_a_sensor_the_numbers_are_remembered_and_of_no_more()
 }
 
 #[test]
-fn what_no_rules_could_have_made_takes_no_effect_and_is_counted() {
+fn an_event_that_no_rules_could_have_produced_has_no_effect_and_is_counted() {
     let mut worker = Worker::new();
     let with = |change: &dyn Fn(&mut SensorEvent)| {
         let mut delivery = event_of("a", 1);
@@ -541,7 +541,7 @@ fn flood(first: i64, count: i64) -> Delivery {
 }
 
 #[test]
-fn a_flood_of_a_pod_beyond_its_sensors_limit_is_dropped_and_counted_and_the_limit_holds_again_after_it() {
+fn a_flood_above_the_limit_of_a_sensor_is_dropped_and_counted_and_the_limit_holds_afterwards() {
     let mut worker = Worker::new();
     let begin = at("2026-01-05T08:00:00Z");
     let most = event_quota::BACKLOG + 60;

@@ -147,7 +147,7 @@ impl Worker {
 }
 
 #[test]
-fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_a_written_one_never_again() {
+fn an_unwritten_change_is_the_same_event_after_a_restart_and_a_written_one_is_not_repeated() {
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
     worker.see("inbox/a", Some("x"), false);
@@ -176,7 +176,7 @@ fn a_change_that_was_not_written_is_heard_as_the_same_event_after_a_restart_and_
 }
 
 #[test]
-fn a_sensor_that_watched_files_and_becomes_a_schedule_forgets_them_and_ticks() {
+fn a_sensor_changed_from_a_watch_to_a_schedule_drops_its_files_and_ticks() {
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
     worker.see("inbox/a", Some("x"), false);
@@ -252,7 +252,7 @@ fn a_change_that_waits_outlives_an_edit_of_anything_but_what_is_watched() {
 }
 
 #[test]
-fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
+fn an_obstacle_to_watching_is_one_failure_until_it_is_removed() {
     let mut worker = Worker::new();
     worker.direct(&[watch(1, json!({}))]);
     let failed = Some(EngineInput::SensorFailed { sensor: "inbox".into() });
@@ -274,7 +274,7 @@ fn what_is_in_the_way_of_looking_is_one_failure_until_it_is_gone() {
 }
 
 #[test]
-fn without_a_workspace_nothing_is_watched_and_the_report_says_what_to_do() {
+fn without_a_workspace_nothing_is_watched_and_the_report_explains_what_to_do() {
     let mut sensors = LoopSensors::default();
     let _ = sensors.apply_terms(now(), Some(&[watch(1, json!({}))]));
     assert!(sensors.watched().is_empty());
@@ -296,7 +296,7 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn real_files_are_told_of_once_over_restarts_whatever_happened_meanwhile() {
+async fn real_files_are_reported_once_over_restarts() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut worker = Worker::new();
     let terms = [watch(1, json!({}))];

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_of_a_server_that_is_not_trusted_are_not_believed() {
+    fn hints_of_an_untrusted_server_are_ignored() {
         let says = json!({"readOnlyHint": true, "idempotentHint": true, "destructiveHint": false});
         assert_eq!(one(&server(json!({})), says), (ToolEffect::Write, false));
         assert_eq!(
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_of_a_trusted_server_are_believed_with_the_protocols_defaults() {
+    fn hints_of_a_trusted_server_are_used_with_the_defaults_of_the_protocol() {
         let trusted = server(json!({"trusted": true}));
         assert_eq!(one(&trusted, json!({"readOnlyHint": true})), (ToolEffect::Read, false));
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_tools_in_any_order_give_the_same_list_and_a_repeated_one_counts_once() {
+    fn the_same_tools_in_any_order_yield_the_same_list_and_a_repeated_one_counts_once() {
         let plain = server(json!({}));
         let list = |names: &[&str]| of_server(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
         let (one, other) = (list(&["b", "a.x", "c"]), list(&["c", "b", "a.x", "b"]));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn all_servers_together_offer_so_many_tools_and_bytes_and_the_first_ones_stay() {
+    fn all_servers_together_offer_a_limited_number_of_tools_and_bytes_and_the_first_ones_stay() {
         let catalog = |name: &str, count: usize, bytes: usize| {
             let mut sized = tool("t", json!({}));
             sized.description = Some("x".repeat(bytes).into());
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_a_server_that_is_not_trusted_spares_no_approval() {
+    fn a_claim_of_an_untrusted_server_does_not_avoid_an_approval() {
         let access = AccessRules {
             approval: ApprovalDefault::Write,
             ..no_rules()

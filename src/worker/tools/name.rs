@@ -40,7 +40,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_name_that_models_take_stays_as_it_is() {
+    fn a_name_valid_for_models_is_unchanged() {
         assert_eq!(of("github", "create_issue"), "github__create_issue");
         assert_eq!(of("a-b", "X-9__z"), "a-b__X-9__z");
         assert_eq!(server("a-b__X-9__z"), Some("a-b"));
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_differ_only_in_what_models_do_not_take_stay_apart() {
+    fn names_that_differ_only_in_invalid_characters_stay_distinct() {
         let names = [of("db", "query.read"), of("db", "query/read"), of("db", "query_read")];
         assert_eq!(names[2], "db__query_read");
         assert!(names[0].starts_with("db__query_read_") && names[1].starts_with("db__query_read_"));
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_tool_gets_a_name_that_models_take(server_name in "[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool in "\\PC{0,200}") {
+        fn any_tool_has_a_name_valid_for_models(server_name in "[a-z]([-a-z0-9]{0,30}[a-z0-9])?", tool in "\\PC{0,200}") {
             let name = of(&server_name, &tool);
             prop_assert!(name.len() <= MAX_NAME_LEN && name.chars().all(|character| valid(character) == character), "{}", name);
             prop_assert_eq!(server(&name), Some(server_name.as_str()));

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn structured_content_is_json_unless_the_text_says_it_already() {
+    fn structured_content_is_json_unless_it_equals_the_text() {
         let structured = json!({"b": 1, "a": [2]});
         let value = json!({"content": [text("{\"a\":[2],\"b\": 1}")], "structuredContent": structured});
         assert_eq!(of(value), done("{\"a\":[2],\"b\": 1}"));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrapped_value_or_list_is_not_said_twice() {
+    fn a_wrapped_value_or_list_is_not_repeated() {
         let wrapped = json!({"content": [text("7")], "structuredContent": {"result": 7}});
         assert_eq!(of(wrapped), done("7"));
         let word = json!({"content": [text("rain")], "structuredContent": {"result": "rain"}});

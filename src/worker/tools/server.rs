@@ -32,7 +32,7 @@ pub const IDEMPOTENCY_META: &str = "agentloop.dev/idempotency-key";
 /// First and longest wait before a server is reconnected.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// How long a run waits for a server that answered before and is down: about as long as a restart takes.
-const AWAY: Duration = Duration::from_secs(10);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which the list is read again in any case: not all servers announce changes.
 const REFRESH: Duration = Duration::from_mins(5);
 /// First and longest wait before the list is read again after a server announces a change. A server that announces
@@ -301,12 +301,12 @@ impl ToolServerClient {
         finished
     }
 
-    /// Waits for a connection later than `seen`: at most [`AWAY`], or until `deadline` if the server never answered
+    /// Waits for a connection later than `seen`: at most [`RECONNECT_TIMEOUT`], or until `deadline` if the server never answered
     /// before.
     async fn session(&self, seen: u64, deadline: Instant) -> Option<Arc<ServerSession>> {
         let is_known = self.catalog.borrow().is_some();
         let patience = if is_known {
-            deadline.min(Instant::now() + AWAY)
+            deadline.min(Instant::now() + RECONNECT_TIMEOUT)
         } else {
             deadline
         };

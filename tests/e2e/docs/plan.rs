@@ -257,7 +257,7 @@ fn named(word: &str) -> String {
 }
 
 #[test]
-fn words_of_a_page_become_those_of_the_test() {
+fn placeholders_of_a_page_are_replaced_with_values_of_the_test() {
     let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
     let plan = |text: &str| {
         let (place, words) = ("docs/page.md:1".to_owned(), words(text));

@@ -133,7 +133,7 @@ fn refusal(answer: Result<agentloop::link::messages::LeaseResponse, LinkError>) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_answer_is_said_again_and_a_repeated_request_counts_nothing_twice() {
+async fn a_lost_answer_is_repeated_and_a_repeated_request_is_counted_once() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };
@@ -168,7 +168,7 @@ async fn a_lost_answer_is_said_again_and_a_repeated_request_counts_nothing_twice
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
+async fn an_unauthorized_lease_request_is_refused_and_changes_nothing() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };
@@ -221,7 +221,7 @@ async fn who_may_not_speak_of_leases_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_pod_of_a_deleted_agent_gives_back_what_it_held() {
+async fn the_pod_of_a_deleted_agent_returns_its_leases() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };

@@ -231,7 +231,7 @@ fn answers(by: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn gates_are_answered_over_the_link_by_who_has_the_verb_and_the_names_are_the_controllers_to_write() {
+async fn gates_are_answered_over_the_link_with_the_verb_and_only_the_controller_writes_the_names() {
     let Some(platform) = Platform::start().await else {
         return;
     };

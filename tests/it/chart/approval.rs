@@ -271,7 +271,7 @@ pub(super) fn said<K>(result: kube::Result<K>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budgets_question_is_answered_by_who_has_the_verb_and_under_the_own_name() {
+async fn a_gate_of_a_budget_is_answered_with_the_verb_and_under_the_own_name() {
     let Some(objects) = render(&[]) else { return };
     let Some(server) = Server::new(&objects.unwrap()).await else {
         return;

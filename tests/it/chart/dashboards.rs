@@ -51,7 +51,7 @@ fn closed(mut schema: Value) -> Value {
 }
 
 #[test]
-fn the_grafana_operator_gets_each_dashboard_in_the_form_of_its_resource() {
+fn the_grafana_operator_receives_each_dashboard_as_its_resource() {
     let Some(rendered) = render(&[ON]) else { return };
     let rendered = rendered.unwrap();
     assert!(

@@ -88,7 +88,7 @@ fn owned_by(api_version: &str, kind: &str) -> Value {
 }
 
 #[test]
-fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
+fn only_the_controller_assigns_a_pod_the_identity_of_an_agent_or_a_sensor() {
     let Some(installed) = Installed::new() else { return };
     let (plain, free) = (json!({"app": "web"}), json!([]));
     let agent = json!({"agentloop.dev/agent": "coast"});
@@ -155,7 +155,7 @@ fn only_the_controller_gives_a_pod_the_identity_of_an_agent_or_a_sensor() {
 }
 
 #[test]
-fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
+fn the_identity_of_an_existing_pod_is_neither_added_nor_removed() {
     let Some(installed) = Installed::new() else { return };
     let (plain, free) = (json!({"app": "web"}), json!([]));
     let agent = json!({"agentloop.dev/agent": "coast"});
@@ -197,7 +197,7 @@ fn the_identity_of_an_existing_pod_is_neither_taken_nor_removed() {
 }
 
 #[test]
-fn an_existing_stateful_set_takes_the_identity_of_no_sensor() {
+fn an_existing_stateful_set_cannot_assume_the_identity_of_a_sensor() {
     let Some(installed) = Installed::new() else { return };
     let (plain, free) = (json!({"app": "web"}), json!([]));
     installed.0.cluster.apply(&set(&plain, &free).to_string());
@@ -214,7 +214,7 @@ fn an_existing_stateful_set_takes_the_identity_of_no_sensor() {
 }
 
 #[test]
-fn an_existing_object_is_given_to_no_agent_and_no_sensor() {
+fn an_existing_object_cannot_be_assigned_to_an_agent_or_a_sensor() {
     let Some(installed) = Installed::new() else { return };
     let plain = json!({"app": "web"});
     // An owner that exists, or the garbage collector would delete the pod.

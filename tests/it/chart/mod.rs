@@ -228,7 +228,7 @@ fn agent_pods_reach_the_leader_alone_and_under_the_name_in_its_certificate() {
 }
 
 #[test]
-fn pods_of_ours_reach_the_link_and_nobody_else_unless_a_value_says_so() {
+fn only_agent_and_sensor_pods_and_the_peers_in_link_from_reach_the_link() {
     let Some(rendered) = render(&[]) else { return };
     let objects = rendered.unwrap();
     let policy = &objects.one("NetworkPolicy", "agentloop")["spec"];
@@ -264,7 +264,7 @@ fn pods_of_ours_reach_the_link_and_nobody_else_unless_a_value_says_so() {
 }
 
 #[test]
-fn the_page_is_off_and_is_served_by_the_leader_to_nobody_unless_values_say_so() {
+fn the_page_is_off_by_default_and_only_configured_peers_reach_the_leader() {
     let Some(rendered) = render(&[]) else { return };
     let objects = rendered.unwrap();
     assert!(!objects.has("Service", "agentloop-page"));
@@ -300,7 +300,7 @@ fn the_page_is_off_and_is_served_by_the_leader_to_nobody_unless_values_say_so() 
 }
 
 #[test]
-fn a_rollout_moves_the_lead_to_a_replica_that_stands_by() {
+fn a_rollout_moves_the_leadership_to_a_standby_replica() {
     let Some(rendered) = render(&[]) else { return };
     let objects = rendered.unwrap();
     let spec = &objects.one("Deployment", "agentloop")["spec"];
@@ -309,7 +309,7 @@ fn a_rollout_moves_the_lead_to_a_replica_that_stands_by() {
 }
 
 #[test]
-fn the_controller_knows_every_variable_that_it_is_given() {
+fn the_controller_has_a_flag_for_every_variable_of_the_chart() {
     let Some(rendered) = render(EVERYTHING) else { return };
     let objects = rendered.unwrap();
     let controller = objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0].clone();
@@ -459,7 +459,7 @@ fn the_manifest_in_deploy_is_what_the_chart_renders() {
 }
 
 #[test]
-fn a_real_api_server_takes_all_that_the_chart_renders_and_finds_it_restricted() {
+fn a_real_api_server_accepts_every_rendered_object_under_the_restricted_profile() {
     let Some(kubeconfig) = clusters::control_plane() else {
         return;
     };

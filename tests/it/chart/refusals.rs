@@ -32,7 +32,7 @@ fn differences(path: &str, values: &Value, place: &Value, whole: &Value, found: 
 }
 
 #[test]
-fn the_schema_knows_no_value_that_values_yaml_does_not_describe() {
+fn the_schema_has_no_value_that_values_yaml_does_not_describe() {
     let schema = schema();
     let values = serde_yaml::from_str(&values_text()).unwrap();
     let mut found = Vec::new();
@@ -42,7 +42,7 @@ fn the_schema_knows_no_value_that_values_yaml_does_not_describe() {
 }
 
 #[test]
-fn a_misspelt_or_senseless_value_of_the_deployment_is_refused_by_name() {
+fn a_misspelt_or_invalid_value_of_the_deployment_is_refused_by_name() {
     let refused = [
         ("nameOverride=Mark", "/nameOverride"),
         ("fullnameOverride=-a", "/fullnameOverride"),

@@ -215,7 +215,7 @@ fn a_namespaced_release_has_nothing_outside_namespaces_and_a_role_in_each() {
 }
 
 #[test]
-fn the_test_of_a_release_is_a_hook_with_no_more_rights_than_it_needs() {
+fn the_release_test_is_a_hook_with_minimal_permissions() {
     let Some(rendered) = render(&["watchNamespaces={team-a}"]) else {
         return;
     };

@@ -177,7 +177,7 @@ fn the_rights_of_a_whole_cluster_are_what_the_controller_does() {
 }
 
 #[test]
-fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
+fn named_namespaces_have_a_role_each_and_the_cluster_role_has_no_access_to_them() {
     let Some(rendered) = render(&["watchNamespaces={team-a,team-b}"]) else {
         return;
     };
@@ -210,7 +210,7 @@ fn named_namespaces_get_a_role_each_and_the_cluster_role_loses_them() {
 }
 
 #[test]
-fn readers_of_metrics_have_a_role_whose_name_the_page_and_the_notes_say() {
+fn metrics_readers_have_a_role_whose_name_is_in_the_page_and_the_notes() {
     let page = std::fs::read_to_string(repository("docs/tasks/tenants.md")).unwrap();
     let token = "metrics.authentication=Token";
     for (settings, name, said) in [

@@ -264,7 +264,7 @@ fn rules_and_their_tests_use_metrics_of_the_registry_with_their_labels() {
 }
 
 #[test]
-fn each_alert_tells_how_grave_it_is_and_has_a_runbook() {
+fn each_alert_has_a_severity_and_a_runbook() {
     let sections = ["Meaning", "Impact", "Diagnosis", "Mitigation", "Resolution"];
     let index = std::fs::read_to_string(repository(&format!("{RUNBOOKS}/README.md"))).unwrap();
     let mut pages = BTreeSet::from(["README.md".to_owned()]);

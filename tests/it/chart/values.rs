@@ -249,7 +249,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_misspelt_or_senseless_value_is_refused_by_name() {
+fn a_misspelt_or_invalid_value_is_refused_by_name() {
     check_refused(REFUSED);
     if render(&[]).is_none() {
         return;

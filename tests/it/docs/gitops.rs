@@ -125,7 +125,7 @@ fn published() -> Vec<(Value, String, &'static str)> {
 }
 
 #[test]
-fn argo_cd_takes_each_published_state_for_what_it_is() {
+fn argo_cd_assesses_each_published_state_correctly() {
     let published = published();
     let objects: Vec<Value> = published.iter().map(|(object, ..)| object.clone()).collect();
     let Some(found) = health(&objects) else { return };
@@ -184,7 +184,7 @@ const EXPECTED: [(&str, &str, &str); 19] = [
 ];
 
 #[test]
-fn kstatus_takes_each_published_state_for_what_argo_cd_does() {
+fn kstatus_and_argo_cd_agree_on_each_published_state() {
     let published = published();
     let mut objects: Vec<Value> = published.iter().map(|(object, ..)| object.clone()).collect();
     // The same, of an earlier generation of the spec.

@@ -336,7 +336,7 @@ fn sources(folder: &Path) -> String {
 }
 
 #[test]
-fn what_pages_look_for_in_logs_is_in_the_sources() {
+fn log_patterns_of_the_pages_occur_in_the_sources() {
     let sources = sources(&repository("src"));
     let mut count = 0;
     for page in current_pages() {
@@ -361,7 +361,7 @@ fn what_pages_look_for_in_logs_is_in_the_sources() {
 }
 
 #[test]
-fn a_command_that_nobody_runs_and_a_name_that_no_record_has_are_found() {
+fn an_unused_command_and_an_unknown_field_name_are_detected() {
     let page = Page {
         path: "docs/page.md".into(),
         text: "# Page\n\n    yq . x.yaml\n    kubectl get pods | awk 1\n    jq . x.jsonl\n    curl -N …\n".into(),

@@ -200,7 +200,7 @@ enum Kind {
 }
 
 #[test]
-fn every_yaml_block_is_a_manifest_that_the_schema_takes_or_values_of_the_chart() {
+fn every_yaml_block_is_a_valid_manifest_or_values_of_the_chart() {
     let mut kinds = Vec::new();
     for block in yaml_blocks() {
         for document in documents(&block) {

@@ -46,7 +46,7 @@ fn doubled(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn pages_avoid_words_that_say_nothing() {
+fn pages_avoid_empty_phrases() {
     let mut found = Vec::new();
     for page in current_pages() {
         for (number, line) in page.prose().into_iter().filter(|(_, line)| !line.starts_with("    ")) {
@@ -88,7 +88,7 @@ fn every_page_begins_with_its_only_title() {
 }
 
 #[test]
-fn words_are_found_and_parts_of_words_are_not() {
+fn phrases_match_whole_words_only() {
     assert!(has("they leverage it", "leverage") && !has("leveraged", "leverage"));
     assert!(has("files, etc.", "etc.") && !has("utilized", "utilize"));
     assert_eq!(doubled("it is is so"), Some("is"));

@@ -187,7 +187,7 @@ const fn end(end: PauseEnd) -> &'static str {
 }
 
 #[test]
-fn the_page_about_pauses_says_of_each_reason_what_ends_it() {
+fn the_page_about_pauses_states_the_end_of_each_reason() {
     let page = Page::read("docs/tasks/pausing-and-resuming.md");
     let rows = table_rows(&page.section("## What ends each pause"));
     let named: Vec<&str> = rows.iter().map(|row| row[0].trim_matches('`')).collect();

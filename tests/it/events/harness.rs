@@ -44,7 +44,7 @@ pub const CANARY: &str = "canary-5e21";
 /// The epoch of every pod.
 pub const EPOCH: i64 = 4;
 /// Longest wait for anything.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longer texts than an event would have.
 const SCRIPT: &str = "
@@ -90,8 +90,8 @@ pub fn pod_of(name: &str) -> LivePod {
 }
 
 /// Waits until it is so.
-pub async fn patience(what: &str, so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub async fn wait_until(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while !so() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -341,7 +341,7 @@ impl EventsHarness {
     /// Waits for the worker to exit.
     pub async fn worker_ended(&mut self) {
         let ended = self.worker.as_mut().unwrap().wait();
-        tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap();
+        tokio::time::timeout(WAIT_TIMEOUT, ended).await.unwrap().unwrap();
     }
 
     pub async fn restart_worker(&mut self) {

@@ -12,7 +12,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::harness::{CANARY, EDITOR, EventsHarness, PATIENCE, READER};
+use super::harness::{CANARY, EDITOR, EventsHarness, READER, WAIT_TIMEOUT};
 use crate::support::agents::{agent, view};
 use crate::support::browser::{Browser, CHROMIUM};
 use crate::support::clusters::has;
@@ -64,7 +64,7 @@ impl Visitor {
         let request = request
             .header("content-type", "application/x-www-form-urlencoded")
             .body(body);
-        timeout(PATIENCE, request.send()).await.unwrap().unwrap()
+        timeout(WAIT_TIMEOUT, request.send()).await.unwrap().unwrap()
     }
 
     async fn get(&self, path: &str) -> Response {
@@ -100,7 +100,7 @@ fn header<'a>(response: &'a Response, name: &str) -> &'a str {
 async fn until(stream: &mut Response, words: &str) -> String {
     let mut text = String::new();
     while !text.contains(words) {
-        let piece = timeout(PATIENCE, stream.chunk()).await;
+        let piece = timeout(WAIT_TIMEOUT, stream.chunk()).await;
         let piece = piece.unwrap_or_else(|_| panic!("never {words}: {text}")).unwrap();
         text += std::str::from_utf8(&piece.unwrap_or_else(|| panic!("it ended without {words}: {text}"))).unwrap();
     }
@@ -158,7 +158,7 @@ async fn without_a_session_there_is_the_form_and_no_state() {
 }
 
 #[tokio::test]
-async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
+async fn an_invalid_token_and_a_cross_site_form_start_no_session() {
     let harness = EventsHarness::start().await;
     let visitor = Visitor::of(&harness).await;
     let own = format!("https://{}", visitor.address);
@@ -196,7 +196,7 @@ async fn a_wrong_token_and_a_form_of_another_site_begin_no_session() {
 }
 
 #[tokio::test]
-async fn forged_tokens_of_a_neighbor_behind_the_same_address_lock_nobody_out() {
+async fn forged_tokens_from_a_shared_address_lock_no_other_user_out() {
     let harness = EventsHarness::start().await;
     let mut visitor = Visitor::of(&harness).await;
     for number in 0..25 {
@@ -232,7 +232,7 @@ async fn a_cookie_has_no_token_and_is_for_this_server_over_https_only() {
 #[case::one_who_may_nothing("person nobody", &[], &["x", "y", "z"])]
 #[case::one_who_may_all(EDITOR, &["x", "y", "z"], &[])]
 #[tokio::test]
-async fn a_user_sees_the_agents_that_the_user_may_get(
+async fn a_user_sees_only_the_agents_that_the_user_may_read(
     #[case] token: &str,
     #[case] seen: &[&str],
     #[case] unseen: &[&str],
@@ -275,7 +275,7 @@ async fn a_user_sees_the_agents_that_the_user_may_get(
 }
 
 #[tokio::test]
-async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
+async fn the_page_does_not_reveal_the_number_of_forbidden_objects() {
     let mut harness = EventsHarness::start().await;
     let many: Vec<_> = (0..300)
         .map(|number| agent("crowded", &format!("x{number}"), &json!({})))
@@ -298,7 +298,7 @@ async fn how_much_there_is_that_a_user_may_not_get_is_not_told() {
 }
 
 #[tokio::test]
-async fn turns_are_shown_live_to_those_who_may_get_events_and_no_text_is() {
+async fn turns_are_streamed_to_users_with_access_to_events_and_contain_no_text() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
     let mut visitor = Visitor::of(&harness).await;
@@ -353,7 +353,7 @@ async fn signing_out_ends_the_session_and_its_streams() {
         "event: end\ndata: \"The session has ended: sign in again\"",
     )
     .await;
-    assert_eq!(timeout(PATIENCE, stream.chunk()).await.unwrap().unwrap(), None);
+    assert_eq!(timeout(WAIT_TIMEOUT, stream.chunk()).await.unwrap().unwrap(), None);
     assert_eq!(visitor.get("/").await.status().as_u16(), 303);
     assert_eq!(visitor.get("/events").await.status().as_u16(), 401);
 }
@@ -426,7 +426,7 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
             }
         }
     };
-    streams.push(timeout(PATIENCE, freed).await.expect("room when one ends"));
+    streams.push(timeout(WAIT_TIMEOUT, freed).await.expect("room when one ends"));
     assert_eq!(visitor.read("/events").await, refusal);
     for _ in 1..MAX_SESSIONS_OF_ONE {
         visitor.cookie = None;
@@ -439,7 +439,7 @@ async fn streams_and_sessions_of_a_user_are_bounded() {
 }
 
 #[tokio::test]
-async fn users_who_hold_all_streams_keep_no_other_out() {
+async fn users_of_all_streams_do_not_lock_out_others() {
     let harness = EventsHarness::start().await;
     let address = harness.serve_page(true).await;
     let mut streams = Vec::new();
@@ -479,7 +479,7 @@ async fn until_the_caches_are_filled_nothing_is_answered() {
 const TURN: &str = "Number(document.querySelector('[id=\"turns/a/x\"] tbody th')?.textContent ?? 0)";
 
 #[tokio::test]
-async fn a_user_signs_in_sees_turns_live_and_signs_out_in_a_browser() {
+async fn a_user_signs_in_watches_turns_live_and_signs_out_in_a_browser() {
     if !has(CHROMIUM) {
         return;
     }
@@ -565,5 +565,5 @@ async fn a_page_that_is_not_live_says_why_in_a_browser() {
             browser.until(&format!("{refused} || {connection} === 'Live'")).await;
         }
     };
-    timeout(PATIENCE, live).await.expect("room when the others end");
+    timeout(WAIT_TIMEOUT, live).await.expect("room when the others end");
 }

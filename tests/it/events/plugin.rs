@@ -66,7 +66,7 @@ pub(super) async fn run_into(
 async fn the_plugin_requests_a_task_and_reads_events_and_turns() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
-    super::patience("the pod is connected", || {
+    super::wait_until("the pod is connected", || {
         harness.output("worker").contains("loop:started")
     })
     .await;

@@ -8,7 +8,7 @@ use reqwest::{Response, StatusCode};
 use sse_stream::{Sse, SseStream};
 use tokio::time::timeout;
 
-use super::harness::{EventsHarness, PATIENCE};
+use super::harness::{EventsHarness, WAIT_TIMEOUT};
 
 /// One event as it came.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub async fn request(
     if let Some(last) = last {
         request = request.header("last-event-id", last.to_string());
     }
-    timeout(PATIENCE, request.send()).await.unwrap().unwrap()
+    timeout(WAIT_TIMEOUT, request.send()).await.unwrap().unwrap()
 }
 
 impl Reader {
@@ -57,7 +57,7 @@ impl Reader {
     pub async fn take(&mut self, count: usize) -> Vec<Event> {
         let mut events = Vec::new();
         while events.len() < count {
-            let Ok(event) = timeout(PATIENCE, self.0.next()).await else {
+            let Ok(event) = timeout(WAIT_TIMEOUT, self.0.next()).await else {
                 panic!("{} of {count} events came, the last {:?}", events.len(), events.last());
             };
             let event = event.expect("the stream ended").unwrap();

@@ -8,7 +8,7 @@ use reqwest::StatusCode;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::harness::{CANARY, EDITOR, EventsHarness, PATIENCE, READER};
+use super::harness::{CANARY, EDITOR, EventsHarness, READER, WAIT_TIMEOUT};
 use super::reader::{Event, Reader};
 
 /// Requests a task of an Agent.
@@ -26,7 +26,7 @@ async fn post(harness: &EventsHarness, token: Option<&str>, agent: &str, body: &
 /// Repeats a request until it is accepted, as a client does.
 pub(super) async fn submit(harness: &EventsHarness, id: &str) -> Value {
     let body = json!({"prompt": "how are you?", "id": id}).to_string();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         let (status, answer) = post(harness, Some(EDITOR), "a/x", &body).await;
         if status == StatusCode::ACCEPTED {
@@ -44,7 +44,7 @@ pub(super) async fn submit(harness: &EventsHarness, id: &str) -> Value {
 /// The events up to the end of this task.
 pub(super) async fn until_ended(reader: &mut Reader, id: &str) -> Vec<Event> {
     let mut events = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         assert!(Instant::now() < deadline, "{id} has not ended");
         let event = reader.take(1).await.remove(0);
@@ -58,7 +58,7 @@ pub(super) async fn until_ended(reader: &mut Reader, id: &str) -> Vec<Event> {
 }
 
 #[tokio::test]
-async fn a_request_is_answered_and_its_response_is_in_the_events_for_those_who_may_read_texts() {
+async fn a_request_is_answered_and_its_response_is_in_the_events_for_users_with_access_to_texts() {
     let mut harness = EventsHarness::start().await;
     harness.start_pod();
     let accepted = submit(&harness, "one").await;
@@ -195,7 +195,7 @@ async fn a_response_that_json_makes_much_longer_is_shortened_and_does_not_block_
     "the body is not the expected JSON"
 )]
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_said(
+async fn an_invalid_request_is_refused_with_the_reason(
     #[case] token: Option<&str>,
     #[case] agent: &str,
     #[case] body: &str,

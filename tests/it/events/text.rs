@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::harness::{CANARY, EDITOR, EPOCH, EventsHarness, PATIENCE, READER, agent_key, patience, pod_of};
+use super::harness::{CANARY, EDITOR, EPOCH, EventsHarness, READER, WAIT_TIMEOUT, agent_key, pod_of, wait_until};
 use super::plugin::run_into;
 use super::reader::{Event, Reader};
 use super::tasks::{submit, until_ended};
@@ -217,7 +217,7 @@ async fn a_worker_that_is_killed_sends_the_text_again_from_its_beginning_and_the
 }
 
 #[tokio::test]
-async fn a_pod_is_asked_for_text_only_while_somebody_reads_it() {
+async fn a_pod_sends_text_only_while_a_reader_requests_it() {
     let (harness, provider) = harness().await;
     let asks_for_text = || harness.directives().readings.iter().any(|reading| reading.text);
     provider.will(ScriptedResponse::stream(vec![
@@ -244,7 +244,7 @@ async fn a_pod_is_asked_for_text_only_while_somebody_reads_it() {
     );
     assert!(fragment.offset == 0 || (fragment.offset == 7 && fragment.text == "after"));
     drop(reader);
-    patience("the end of the reading", || !asks_for_text()).await;
+    wait_until("the end of the reading", || !asks_for_text()).await;
     provider.release_one();
     let (texts, events) = rest(&mut events, "request-one").await;
     assert_eq!(texts, []);
@@ -274,7 +274,7 @@ async fn a_pod_sends_text_of_its_own_agent_only_while_it_is_expected_and_within_
     for (reading, query) in [(1, "?text=true"), (2, "?messages=true")] {
         let request = harness.client.get(harness.events_url("a/x", query)).bearer_auth(EDITOR);
         let sent = tokio::spawn(async move { request.send().await.unwrap() });
-        patience("the reading", || {
+        wait_until("the reading", || {
             harness.directives().readings.len() == usize::try_from(reading).unwrap()
         })
         .await;
@@ -339,7 +339,7 @@ struct WatchedScreen(watch::Sender<String>);
 impl WatchedScreen {
     async fn until(&self, text: &str) {
         let mut shown = self.0.subscribe();
-        let found = timeout(PATIENCE, shown.wait_for(|shown| shown.contains(text))).await;
+        let found = timeout(WAIT_TIMEOUT, shown.wait_for(|shown| shown.contains(text))).await;
         assert!(found.is_ok(), "not in time: {text:?} in {:?}", self.0.borrow());
     }
 }
@@ -367,7 +367,7 @@ async fn the_plugin_prints_text_as_it_arrives_marks_what_is_void_and_prints_noth
         end(),
     ]));
     provider.will(ScriptedResponse::stream(vec![piece("As before"), end()]));
-    patience("the pod is connected", || {
+    wait_until("the pod is connected", || {
         harness.output("worker").contains("loop:started")
     })
     .await;

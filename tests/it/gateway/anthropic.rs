@@ -79,7 +79,7 @@ async fn a_streamed_message_passes_unbuffered_and_its_counts_are_totals() {
 }
 
 #[tokio::test]
-async fn a_request_changes_in_the_named_fields_and_the_key_goes_into_its_own_header() {
+async fn a_request_changes_in_the_named_fields_and_the_key_is_in_its_own_header() {
     let extra = json!({"rag": {"on": true}, "tool_choice": "theirs"});
     let harness =
         started_with(json!({"extraBody": extra, "headers": {"X-Session-ID": "s", "User-Agent": "mine"}})).await;
@@ -263,7 +263,7 @@ async fn a_stream_that_is_cut_after_its_last_count_is_counted() {
 #[case::negative(json!({"input_tokens": -3, "output_tokens": 4}))]
 #[case::a_tool_of_the_server(json!({"input_tokens": 3, "output_tokens": 4, "server_tool_use": {"web_search_requests": 1}}))]
 #[tokio::test]
-async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[case] usage: Value) {
+async fn an_answer_with_implausible_usage_is_returned_and_its_usage_is_unknown(#[case] usage: Value) {
     let harness = started().await;
     let answer = json!({"type": "message", "content": [], "usage": usage}).to_string();
     harness.provider.will(ScriptedResponse::json(200, &answer));

@@ -91,14 +91,14 @@ async fn say(harness: &GatewayHarness, state: LoopState) {
 }
 
 /// Waits until the gateway has received what the controller sends.
-pub async fn told(harness: &GatewayHarness) {
+pub async fn await_directives(harness: &GatewayHarness) {
     let said = harness.controller.said();
     until_event(harness, |event| event.directives == said).await;
 }
 
 pub async fn limited(harness: &GatewayHarness, id: &str, limits: LimitAmounts) {
     harness.controller.limit(id, limits);
-    told(harness).await;
+    await_directives(harness).await;
 }
 
 /// Waits until all is given back, and gives what was used.
@@ -119,7 +119,7 @@ async fn settled(harness: &GatewayHarness, id: &str) -> Amount {
 async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before(#[case] kind: AmountKind) {
     let harness = scripted(SCRIPT).await;
     harness.controller.ledger(|ledger| ledger.terms.prices = prices("m"));
-    told(&harness).await;
+    await_directives(&harness).await;
     let one = CALL.get(kind);
     limited(&harness, "team", limit(kind, 3 * one)).await;
     for turn in 1..=3 {
@@ -141,7 +141,7 @@ async fn a_limit_of_each_kind_refuses_the_call_that_does_not_fit_and_none_before
 }
 
 #[tokio::test]
-async fn a_call_that_can_never_fit_says_so() {
+async fn a_call_that_can_never_fit_is_refused_as_such() {
     let harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::InputTokens, 99)).await;
     let failure = refused(&harness, "t1c1a1").await;
@@ -167,7 +167,7 @@ async fn a_call_needs_room_in_all_accounts_and_counts_in_all() {
 }
 
 #[tokio::test]
-async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
+async fn an_exhausted_share_per_agent_does_not_block_other_agents() {
     let harness = scripted(SCRIPT).await;
     let terms = |per_agent| LedgerTerms {
         limits: limit(AmountKind::Tokens, 1_000),
@@ -175,7 +175,7 @@ async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
         window: WindowRule::Lifetime,
     };
     harness.controller.ledger(|ledger| ledger.account("team", terms(2)));
-    told(&harness).await;
+    await_directives(&harness).await;
     for turn in 1..=2 {
         answered(&harness, &format!("t{turn}c1a1")).await;
     }
@@ -196,13 +196,13 @@ async fn an_agents_part_of_a_budget_is_spent_while_others_go_on() {
         Ok(())
     );
     harness.controller.ledger(|ledger| ledger.account("team", terms(3)));
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t3c1a1").await;
     assert_eq!(refused(&harness, "t4c1a1").await.kind, FailureKind::BudgetExhausted);
 }
 
 #[tokio::test]
-async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on() {
+async fn a_block_by_the_controller_refuses_new_calls_and_keeps_the_call_in_flight() {
     let harness = GatewayHarness::started().await;
     limited(&harness, "team", limit(AmountKind::Calls, 10)).await;
     harness.provider.will(ScriptedResponse::stream(vec![
@@ -221,7 +221,7 @@ async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on()
     harness
         .controller
         .ledger(|ledger| ledger.terms.blocked = Some(why.clone()));
-    told(&harness).await;
+    await_directives(&harness).await;
     assert_eq!(refused(&harness, "t2c1a1").await, why);
     harness.provider.release();
     assert_eq!(
@@ -230,7 +230,7 @@ async fn what_the_controller_blocks_is_not_made_and_the_call_in_flight_goes_on()
     );
     assert_eq!(harness.provider.seen().len(), 1);
     harness.controller.ledger(|ledger| ledger.terms.blocked = None);
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t2c1a1").await;
     assert_eq!(settled(&harness, "team").await.calls, 2);
     assert_eq!(harness.until_counted(2, 0).await.budget.refused_calls, 1);
@@ -246,7 +246,7 @@ async fn money_without_a_price_makes_no_call() {
         assert!(failure.message.contains(part), "{}", failure.message);
     }
     harness.controller.ledger(|ledger| ledger.terms.prices = prices("m"));
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t1c1a1").await;
 }
 
@@ -261,7 +261,7 @@ async fn a_call_is_charged_at_the_price_of_its_own_model_whatever_the_spec_names
     // The spec was edited: the pod still calls the old model.
     let both = prices("m").into_iter().chain([("nano".to_owned(), cheap.clone())]);
     harness.controller.ledger(|ledger| ledger.terms.prices = both.collect());
-    told(&harness).await;
+    await_directives(&harness).await;
     limited(&harness, "team", limit(AmountKind::Cost, CALL.cost)).await;
     answered(&harness, "t1c1a1").await;
     assert_eq!(settled(&harness, "team").await.cost, CALL.cost);
@@ -271,13 +271,13 @@ async fn a_call_is_charged_at_the_price_of_its_own_model_whatever_the_spec_names
     // A price of another model is none.
     let other = BTreeMap::from([("nano".to_owned(), cheap)]);
     harness.controller.ledger(|ledger| ledger.terms.prices = other);
-    told(&harness).await;
+    await_directives(&harness).await;
     let failure = refused(&harness, "t2c1a1").await;
     assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
 }
 
 #[tokio::test]
-async fn a_gateway_says_which_models_it_calls_and_at_which_prices_of_its_spec() {
+async fn a_gateway_reports_its_models_and_their_prices_from_its_spec() {
     let mut harness = GatewayHarness::new().await;
     harness.set(&json!({"price": price()}));
     harness.light = json!({"api": "Scripted", "name": "small"});
@@ -288,10 +288,10 @@ async fn a_gateway_says_which_models_it_calls_and_at_which_prices_of_its_spec() 
 }
 
 #[tokio::test]
-async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
+async fn no_call_is_made_until_the_controller_has_sent_the_limits() {
     let harness = GatewayHarness::started().await;
     harness.controller.undecide();
-    told(&harness).await;
+    await_directives(&harness).await;
     let failure = refused(&harness, "t1c1a1").await;
     assert_eq!(failure.kind, FailureKind::BudgetUnavailable);
     assert!(harness.provider.seen().is_empty());
@@ -301,13 +301,13 @@ async fn until_the_controller_has_said_what_limits_the_calls_there_is_none() {
 }
 
 #[tokio::test]
-async fn leases_are_kept_while_the_controller_has_not_said_what_limits_the_calls() {
+async fn leases_are_kept_while_the_limits_are_unknown() {
     let harness = GatewayHarness::started().await;
     let ten = limit(AmountKind::Calls, 10);
     limited(&harness, "team", ten).await;
     assert_eq!(harness.ask("t1c1a1").await.1, ANSWER);
     harness.controller.undecide();
-    told(&harness).await;
+    await_directives(&harness).await;
     assert_eq!(refused(&harness, "t2c1a1").await.kind, FailureKind::BudgetUnavailable);
     limited(&harness, "team", ten).await;
     assert_eq!(harness.ask("t2c1a1").await.1, ANSWER);
@@ -396,7 +396,7 @@ async fn usage_of_zeros_beside_content_costs_the_reservation() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_fit_into_the_context_asks_for_no_room() {
+async fn a_request_larger_than_the_context_requests_no_lease() {
     let harness = GatewayHarness::started_with(json!({"contextTokens": 1_000})).await;
     limited(&harness, "team", limit(AmountKind::InputTokens, 1_000_000)).await;
     let body = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(100_000)}]});
@@ -454,7 +454,7 @@ async fn a_call_that_was_refused_with_an_error_costs_one_call_and_no_tokens() {
 }
 
 #[tokio::test]
-async fn five_errors_that_say_nothing_of_the_work_cost_five_reservations() {
+async fn five_ambiguous_errors_cost_five_reservations() {
     let harness = GatewayHarness::started().await;
     limited(&harness, "team", limit(AmountKind::OutputTokens, 1_000)).await;
     for attempt in 1..=5 {
@@ -468,7 +468,7 @@ async fn five_errors_that_say_nothing_of_the_work_cost_five_reservations() {
 }
 
 #[tokio::test]
-async fn a_restarted_gateway_goes_on_with_its_lease_and_spends_exactly() {
+async fn a_restarted_gateway_keeps_its_lease_and_spends_exactly() {
     let mut harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100_000)).await;
     for turn in 1..=5 {
@@ -484,7 +484,7 @@ async fn a_restarted_gateway_goes_on_with_its_lease_and_spends_exactly() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice() {
+async fn a_lost_answer_is_requested_again_and_counted_once() {
     let harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 60)).await;
     harness.controller.ledger(|ledger| ledger.lose = 2);
@@ -501,7 +501,7 @@ async fn a_lost_answer_is_asked_for_again_and_nothing_is_counted_twice() {
 }
 
 #[tokio::test]
-async fn what_another_gateway_waits_for_is_given_back_at_once() {
+async fn a_lease_requested_by_another_gateway_is_returned_at_once() {
     let harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100)).await;
     answered(&harness, "t1c1a1").await;
@@ -519,7 +519,7 @@ async fn what_another_gateway_waits_for_is_given_back_at_once() {
 }
 
 #[tokio::test]
-async fn leases_go_back_when_the_loop_sleeps_and_the_leader_is_left_alone_then() {
+async fn leases_are_returned_when_the_loop_sleeps_and_no_further_requests_follow() {
     let harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&harness, "t1c1a1").await;
@@ -531,7 +531,7 @@ async fn leases_go_back_when_the_loop_sleeps_and_the_leader_is_left_alone_then()
 }
 
 #[tokio::test]
-async fn leases_go_back_after_thirty_seconds_without_a_call_and_not_before() {
+async fn leases_are_returned_after_thirty_seconds_without_a_call_and_not_before() {
     let mut harness = GatewayHarness::new().await;
     harness.set(&json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null}));
     write(&harness.path("script"), SCRIPT);
@@ -540,7 +540,7 @@ async fn leases_go_back_after_thirty_seconds_without_a_call_and_not_before() {
         harness.options(Duration::from_hours(1)),
         std::future::pending(),
     ));
-    told(&harness).await;
+    await_directives(&harness).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&harness, "t1c1a1").await;
     let pass = async |seconds| {
@@ -583,7 +583,7 @@ async fn a_lease_of_one_day_is_not_spent_on_the_next_though_it_has_room() {
         at(ledger, "2026-03-01T12:00:00Z");
         ledger.account("team", day);
     });
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t1c1a1").await;
     let (lease, room) = harness
         .controller
@@ -617,7 +617,7 @@ fn last_lease(ledger: &Ledger) -> i64 {
 }
 
 #[tokio::test]
-async fn leases_go_back_at_the_end_of_the_pod() {
+async fn leases_are_returned_at_the_end_of_the_pod() {
     let mut harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&harness, "t1c1a1").await;
@@ -630,7 +630,7 @@ async fn leases_go_back_at_the_end_of_the_pod() {
 }
 
 #[tokio::test]
-async fn leases_go_back_at_the_end_of_the_pod_though_the_leader_is_only_just_coming_up() {
+async fn leases_are_returned_at_the_end_of_the_pod_even_while_the_leader_is_starting() {
     let mut harness = scripted(SCRIPT).await;
     limited(&harness, "team", limit(AmountKind::Tokens, 100_000)).await;
     answered(&harness, "t1c1a1").await;
@@ -703,7 +703,7 @@ async fn a_spent_budget_that_stops_cuts_the_call_in_flight() {
         ledger.terms.cut = false;
         ledger.terms.accounts[0].held = None;
     });
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t2c1a1").await;
 }
 
@@ -735,7 +735,7 @@ async fn a_bill_above_its_bound_is_charged_and_stops_all_calls_until_a_new_resum
         harness.start().await;
     }
     harness.controller.direct(resume("new"));
-    told(&harness).await;
+    await_directives(&harness).await;
     answered(&harness, "t2c1a1").await;
     assert_eq!(harness.provider.seen().len(), 2);
     assert_eq!(settled(&harness, "team").await.tokens, 49_910 + 20 + 30);

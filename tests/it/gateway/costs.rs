@@ -10,7 +10,7 @@ use agentloop::worker::gateway_client::GatewayClient;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 
-use super::budgets::{price, told};
+use super::budgets::{await_directives, price};
 use super::harness::{GatewayHarness, streamed, whole};
 use super::provider::{ANSWER, STREAM_HEAD, STREAM_TAIL, ScriptedResponse, send};
 use super::scripted::scripted;
@@ -23,7 +23,7 @@ async fn priced(harness: &GatewayHarness, price: Option<ModelPrice>) {
     harness
         .controller
         .ledger(|ledger| ledger.terms.prices = prices.into_iter().collect());
-    told(harness).await;
+    await_directives(harness).await;
 }
 
 /// Header and body of an answer.
@@ -47,7 +47,7 @@ async fn read(harness: &GatewayHarness, id: &str, stream: bool) -> ModelAnswer {
 
 #[rstest]
 #[tokio::test]
-async fn an_answer_says_what_it_cost_as_often_as_it_is_given_and_the_servers_bytes_stay(
+async fn each_repetition_of_an_answer_has_its_cost_and_the_bytes_of_the_server_are_unchanged(
     #[values(false, true)] stream: bool,
 ) {
     let mut harness = scripted(SCRIPT).await;
@@ -93,7 +93,7 @@ async fn a_price_of_nothing_is_a_cost_of_nothing_and_no_unknown_one() {
 }
 
 #[tokio::test]
-async fn an_answer_whose_use_nobody_knows_has_no_cost() {
+async fn an_answer_of_unknown_usage_has_no_cost() {
     let harness = GatewayHarness::started().await;
     priced(&harness, Some(price())).await;
     harness
@@ -104,7 +104,7 @@ async fn an_answer_whose_use_nobody_knows_has_no_cost() {
 }
 
 #[tokio::test]
-async fn a_stream_without_an_end_mark_says_what_it_cost_too() {
+async fn a_stream_without_an_end_mark_has_a_cost_too() {
     let harness = GatewayHarness::started().await;
     priced(&harness, Some(price())).await;
     let unmarked = STREAM_TAIL.replace("data: [DONE]\n\n", "");

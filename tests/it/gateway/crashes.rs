@@ -48,7 +48,7 @@ async fn killed_in_mid_stream_the_call_is_lost_and_not_repeated() {
 }
 
 #[tokio::test]
-async fn killed_after_the_answer_it_is_given_again_byte_for_byte_and_paid_once() {
+async fn after_a_kill_a_stored_answer_is_returned_byte_for_byte_and_paid_once() {
     let mut harness = GatewayHarness::started().await;
     harness
         .provider
@@ -88,7 +88,7 @@ async fn an_answer_that_the_worker_has_whole_is_on_disk() {
 }
 
 #[tokio::test]
-async fn a_kept_answer_is_given_without_the_controller() {
+async fn a_stored_answer_is_returned_without_the_controller() {
     let mut harness = GatewayHarness::started().await;
     harness.ask("t1c1a1").await;
     harness.kill();
@@ -105,7 +105,7 @@ async fn a_kept_answer_is_given_without_the_controller() {
 }
 
 #[tokio::test]
-async fn a_damaged_record_is_refused_in_words() {
+async fn a_damaged_record_is_refused_with_a_message() {
     let mut harness = GatewayHarness::new().await;
     write(
         &harness.path("record/calls.db"),

@@ -79,7 +79,7 @@ async fn a_fault_is_of_one_kind_and_is_replayed_and_counted_once(
 }
 
 #[tokio::test]
-async fn a_wait_given_as_a_date_is_a_wait() {
+async fn a_retry_after_date_is_read_as_a_wait() {
     let harness = GatewayHarness::started().await;
     let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
@@ -169,7 +169,7 @@ async fn a_stream_cut_after_its_usage_is_not_unknown() {
     r#"{"choices":[{}],"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":6}}}"#
 )]
 #[tokio::test]
-async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[case] answer: &str) {
+async fn an_answer_with_implausible_usage_is_returned_and_its_usage_is_unknown(#[case] answer: &str) {
     let harness = GatewayHarness::started().await;
     harness.provider.will(ScriptedResponse::json(200, answer));
     assert_eq!(harness.ask("t1c1a1").await.1, answer);
@@ -178,7 +178,7 @@ async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[ca
 }
 
 #[tokio::test]
-async fn a_stream_without_usage_is_given_and_its_use_is_unknown() {
+async fn a_stream_without_usage_is_returned_and_its_usage_is_unknown() {
     let harness = GatewayHarness::started().await;
     let tail = "data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
     harness
@@ -190,7 +190,7 @@ async fn a_stream_without_usage_is_given_and_its_use_is_unknown() {
 }
 
 #[tokio::test]
-async fn the_end_mark_ends_an_answer_also_when_the_server_keeps_talking() {
+async fn data_after_the_end_mark_of_an_answer_is_ignored() {
     let harness = GatewayHarness::started().await;
     harness.provider.will(ScriptedResponse::stream(vec![
         send(STREAM_HEAD),

@@ -7,7 +7,7 @@ use pretty_assertions::assert_eq;
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::budgets::{limited, prices, told};
+use super::budgets::{await_directives, limited, prices};
 use super::harness::{GatewayHarness, PROMPT, failure, url, whole, write};
 use super::provider::{ANSWER, Provider, ScriptedResponse};
 
@@ -35,7 +35,7 @@ async fn ask(harness: &GatewayHarness, id: &str, body: &Value) -> Response {
 }
 
 #[tokio::test]
-async fn a_pre_check_goes_to_the_light_model_with_its_own_key_and_limit_and_counts_under_its_name() {
+async fn a_pre_check_calls_the_light_model_with_its_own_key_and_limit_and_counts_under_its_name() {
     let (harness, light) = started().await;
     let response = ask(&harness, "t2c0a1", &question()).await;
     assert_eq!(
@@ -80,7 +80,7 @@ async fn without_a_light_model_a_pre_check_is_refused_and_never_sent_to_the_othe
 }
 
 #[tokio::test]
-async fn a_failure_names_the_light_models_fields_and_says_nothing_of_the_model() {
+async fn a_failure_of_the_light_model_names_its_fields_and_does_not_affect_the_main_model() {
     let (harness, light) = started().await;
     assert_eq!(harness.ask("t1c1a1").await.0, StatusCode::OK);
     light.will(ScriptedResponse::json(401, "{}"));
@@ -102,7 +102,7 @@ async fn a_budget_refuses_a_pre_check_as_any_call_and_counts_it_by_its_own_price
     harness
         .controller
         .ledger(|ledger| ledger.terms.prices = prices("small"));
-    told(&harness).await;
+    await_directives(&harness).await;
     let one_dollar = LimitAmounts {
         cost: Some(1_000_000),
         ..LimitAmounts::default()
@@ -127,7 +127,7 @@ async fn a_budget_refuses_a_pre_check_as_any_call_and_counts_it_by_its_own_price
 }
 
 #[tokio::test]
-async fn the_same_question_again_and_again_is_no_loop_that_repeats_itself() {
+async fn repeated_equal_questions_are_no_loop() {
     let (harness, _light) = started().await;
     for attempt in 1..=25 {
         let id = format!("t2c0a{attempt}");
@@ -138,7 +138,7 @@ async fn the_same_question_again_and_again_is_no_loop_that_repeats_itself() {
 }
 
 #[tokio::test]
-async fn two_scripts_go_on_each_for_itself_over_restarts() {
+async fn two_scripts_continue_independently_over_restarts() {
     let mut harness = GatewayHarness::new().await;
     let scripted = json!({"api": "Scripted", "baseURL": null, "apiKeySecretRef": null});
     harness.set(&scripted);

@@ -24,7 +24,7 @@ fn suspend() -> Directives {
 }
 
 #[tokio::test]
-async fn a_new_record_goes_on_from_the_totals_that_the_controller_knows() {
+async fn a_new_record_continues_from_the_totals_of_the_controller() {
     let mut harness = GatewayHarness::new().await;
     let model = ModelUsage {
         model: "m".into(),
@@ -89,7 +89,7 @@ async fn until_the_controller_accepts_the_pod_there_is_no_session_and_no_call() 
 }
 
 #[tokio::test]
-async fn a_controller_of_version_1_gets_no_call_and_the_log_says_what_to_do_until_it_is_upgraded() {
+async fn under_a_controller_of_version_1_no_call_is_made_and_the_log_advises_an_upgrade() {
     let mut harness = GatewayHarness::new().await;
     harness.controller.be_version_1(true);
     harness.launch();
@@ -145,7 +145,7 @@ async fn a_pod_attached_while_suspended_makes_no_call() {
 }
 
 #[tokio::test]
-async fn a_fenced_pod_is_cut_tells_its_worker_and_makes_no_call_any_more() {
+async fn a_fenced_gateway_cancels_its_call_notifies_its_worker_and_makes_no_further_calls() {
     let harness = GatewayHarness::started().await;
     harness.provider.will(ScriptedResponse::stream(vec![Step::Hold]));
     let call = harness.call_aside("t1c1a1", &whole());
@@ -206,7 +206,7 @@ async fn without_contact_for_the_run_lease_no_call_is_made_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn what_the_worker_says_is_relayed_and_many_changes_are_few_reports() {
+async fn reports_of_the_worker_are_relayed_and_frequent_changes_are_coalesced() {
     let harness = GatewayHarness::started().await;
     let before = harness.controller.reports().len();
     for turn in 1..=50 {

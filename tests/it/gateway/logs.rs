@@ -22,7 +22,7 @@ fn is_event(line: &ReceivedLine, event: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of_their_turn() {
+async fn a_real_collector_receives_log_lines_of_gateway_and_worker_with_the_trace_of_their_turn() {
     if !clusters::has("otelcol") {
         return;
     }
@@ -96,7 +96,7 @@ async fn a_real_collector_gets_the_lines_of_gateway_and_worker_with_the_trace_of
 }
 
 #[tokio::test]
-async fn logs_are_exported_only_if_they_are_asked_for() {
+async fn logs_are_exported_only_if_configured() {
     let receiver = Receiver::start().await;
     let mut harness = traced_with(receiver.address.port(), &[]).await;
     let session = harness.session().await;
@@ -133,7 +133,7 @@ async fn logs_are_exported_only_if_they_are_asked_for() {
 }
 
 #[tokio::test]
-async fn with_a_collector_that_is_away_lines_are_counted_and_calls_go_on() {
+async fn without_its_collector_lines_are_counted_and_calls_continue() {
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = gone.local_addr().unwrap();
     drop(gone);

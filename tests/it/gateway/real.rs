@@ -21,7 +21,7 @@ fn request(stream: bool, words: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn what_a_real_server_says_it_used_is_what_is_counted() {
+async fn the_counted_usage_is_what_a_real_server_reports() {
     let Some(server) = tokio::task::spawn_blocking(model_server::local).await.unwrap() else {
         return;
     };

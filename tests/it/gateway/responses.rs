@@ -248,7 +248,7 @@ async fn a_stream_that_is_cut_before_its_last_event_is_unknown() {
 #[case::more_thought_than_said(json!({"input_tokens": 3, "output_tokens": 4, "output_tokens_details": {"reasoning_tokens": 5}}))]
 #[case::a_tool_of_the_server(json!({"input_tokens": 3, "output_tokens": 4, "num_server_side_tools_used": 1}))]
 #[tokio::test]
-async fn an_answer_without_believable_usage_is_given_and_its_use_is_unknown(#[case] usage: Value) {
+async fn an_answer_with_implausible_usage_is_returned_and_its_usage_is_unknown(#[case] usage: Value) {
     let harness = started().await;
     let answer = json!({"status": "completed", "output": [], "usage": usage}).to_string();
     harness.provider.will(ScriptedResponse::json(200, &answer));

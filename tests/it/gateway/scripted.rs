@@ -35,7 +35,7 @@ async fn said(harness: &GatewayHarness, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_script_goes_on_where_it_stood_over_restarts() {
+async fn a_script_continues_at_its_position_over_restarts() {
     let mut harness = scripted(SCRIPT).await;
     assert_eq!(said(&harness, "t1c1a1").await["content"], "one");
     assert_eq!(said(&harness, "t1c1a1").await["content"], "one");
@@ -58,7 +58,7 @@ async fn the_script_goes_on_where_it_stood_over_restarts() {
 }
 
 #[tokio::test]
-async fn a_call_of_an_unknown_purpose_is_refused_in_words_and_not_made() {
+async fn a_call_of_an_unknown_purpose_is_refused_with_a_message() {
     let harness = scripted(SCRIPT).await;
     let call = |purpose: &'static str| {
         let request = harness.worker.post(url(harness.route)).header(CALL_HEADER, "t1c1a1");
@@ -88,7 +88,7 @@ async fn a_scripted_stream_is_metered_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_scripted_failure_is_a_failure_and_takes_its_turn() {
+async fn a_scripted_failure_is_returned_and_consumes_its_turn() {
     let harness = scripted("turns: [{fail: {status: 429, retryAfterSeconds: 2}}, {text: ok}]").await;
     let failed = failure(harness.call("t1c1a1", &whole()).await).await;
     assert_eq!(kinds(&failed), (FailureKind::RateLimited, Some(2000)));
@@ -97,7 +97,7 @@ async fn a_scripted_failure_is_a_failure_and_takes_its_turn() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_cut_has_taken_no_turn() {
+async fn a_cancelled_call_consumes_no_scripted_turn() {
     let mut harness = scripted("turns: [{text: slow, delayMilliseconds: 1200}, {text: next}]").await;
     harness.kill();
     harness.set(&json!({"timeoutSeconds": 1}));
@@ -114,7 +114,7 @@ async fn a_call_that_was_cut_has_taken_no_turn() {
 }
 
 #[tokio::test]
-async fn a_script_that_ends_says_so() {
+async fn an_exhausted_script_fails_with_that_reason() {
     let harness = scripted("atEnd: Fail\nturns: [{text: only}]").await;
     said(&harness, "t1c1a1").await;
     let failed = failure(harness.call("t2c1a1", &whole()).await).await;

@@ -102,7 +102,7 @@ async fn a_request_ends_at_the_server_when_the_worker_leaves_also_before_there_i
 }
 
 #[tokio::test]
-async fn what_certainly_did_not_reach_a_server_is_told_apart_from_what_may_have() {
+async fn undelivered_requests_are_distinguished_from_unanswered_ones() {
     let harness = started().await;
     let (kind, words) = failure(post(&harness, "gone", &call()).await).await;
     assert_eq!(kind, NOT_SENT);
@@ -129,7 +129,7 @@ async fn what_certainly_did_not_reach_a_server_is_told_apart_from_what_may_have(
 }
 
 #[tokio::test]
-async fn a_redirect_is_not_followed_and_takes_no_header_away() {
+async fn a_redirect_is_not_followed_and_forwards_no_header() {
     let harness = started().await;
     let elsewhere = format!("http://{}/elsewhere", harness.provider.address);
     harness
@@ -205,7 +205,7 @@ async fn a_pod_that_must_not_act_runs_no_tool_but_may_cancel_and_list() {
 }
 
 #[tokio::test]
-async fn what_a_server_repeats_of_a_secret_is_masked_in_whole_answers_and_across_pieces_of_a_stream() {
+async fn a_secret_echoed_by_a_server_is_redacted_in_answers_and_across_pieces_of_a_stream() {
     let harness = started().await;
     let said =
         format!(r#"{{"headers":{{"authorization":"{TOKEN}"}},"key":"{KEY}","base64":"Y2FuYXJ5LXRvb2wtdG9rZW4="}}"#);

@@ -224,7 +224,7 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
 }
 
 #[tokio::test]
-async fn a_real_collector_takes_the_spans_and_passes_them_on() {
+async fn a_real_collector_accepts_and_forwards_the_spans() {
     if !clusters::has("otelcol") {
         return;
     }
@@ -256,7 +256,7 @@ async fn the_last_spans_are_exported_when_the_pod_ends() {
 }
 
 #[tokio::test]
-async fn a_loop_is_as_fast_with_a_collector_that_hangs_or_is_gone_and_warns_once() {
+async fn a_loop_is_as_fast_with_a_hanging_or_unreachable_collector_and_warns_once() {
     let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (hangs_at, gone_at) = (hanging.local_addr().unwrap(), gone.local_addr().unwrap());

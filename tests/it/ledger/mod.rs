@@ -64,7 +64,7 @@ fn run_all(seeds: impl Iterator<Item = u64>) -> Sums {
 }
 
 #[test]
-fn no_schedule_overspends_leaks_or_stands_still() {
+fn no_schedule_overspends_leaks_or_deadlocks() {
     if let Some(seed) = number("AGENTLOOP_SIM_SEED") {
         let outcome = simulation::run(seed, Mutation::None, true);
         assert!(outcome.is_ok(), "seed {seed}: {}", outcome.unwrap_err());

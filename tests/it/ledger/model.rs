@@ -411,7 +411,7 @@ fn every_order_of_events_keeps_the_limit() {
 }
 
 #[test]
-fn the_model_sees_that_a_forced_write_breaks_it() {
+fn the_model_detects_that_a_forced_write_breaks_it() {
     let forced = Leases {
         forced: true,
         greedy: true,

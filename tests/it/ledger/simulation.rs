@@ -1604,7 +1604,7 @@ impl LedgerSimulation {
         }
         let start = self.now;
         for round in 0.. {
-            if round > ROUNDS && self.now > start + PATIENCE {
+            if round > ROUNDS && self.now > start + GRANT_TIMEOUT_MILLISECONDS {
                 break;
             }
             self.gateways[gateway].wants = Some((call, call));
@@ -1713,7 +1713,7 @@ const STOPS: i64 = 60_000;
 /// The rounds, and below the milliseconds, after which a call that fits must have been granted: a refused gateway is waited
 /// for, also where it has gone.
 const ROUNDS: usize = 12;
-const PATIENCE: i64 = 4 * CONTENTION_WAIT.as_secs() * 1000;
+const GRANT_TIMEOUT_MILLISECONDS: i64 = 4 * CONTENTION_WAIT.as_secs() * 1000;
 /// Milliseconds after which a leader has seen a new budget: less than an account is missed until it is gone.
 const LAG: i64 = 50_000;
 

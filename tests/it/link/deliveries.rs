@@ -88,7 +88,7 @@ async fn each_kind_of_pod_has_its_own_routes(#[case] path: &str, #[case] token: 
 }
 
 #[tokio::test]
-async fn a_sensor_pod_of_whom_the_reconciler_knows_nothing_tries_again() {
+async fn a_sensor_pod_unknown_to_the_reconciler_must_retry() {
     let harness = LinkHarness::start().await;
     let (status, refusal) = refusal(harness.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await;
     assert_eq!(
@@ -98,7 +98,7 @@ async fn a_sensor_pod_of_whom_the_reconciler_knows_nothing_tries_again() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_does_not_listen_is_away() {
+async fn a_receiver_that_does_not_listen_is_unavailable() {
     let harness = LinkHarness::start().await;
     harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let away = || async { refusal(harness.post("/v1/deliver", SENSOR_TOKEN, deliver()).await).await };
@@ -114,7 +114,7 @@ async fn a_receiver_that_does_not_listen_is_away() {
 }
 
 #[tokio::test]
-async fn a_sensor_pod_hears_at_once_what_to_do_and_loses_its_stream_with_its_place() {
+async fn a_sensor_pod_receives_directives_at_once_and_loses_its_stream_when_replaced() {
     let harness = LinkHarness::start().await;
     harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let dir = pod(&harness, SENSOR_TOKEN);
@@ -292,7 +292,7 @@ pub(super) async fn until_reported(
 }
 
 #[tokio::test]
-async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words_are_lost() {
+async fn webhook_events_reach_the_receiver_once_despite_killed_pods_and_lost_answers() {
     let harness = LinkHarness::start().await;
     harness.relay.expect_pod(&sensor(), "p1", directives(&webhook()));
     let mut pod = SensorPod::start(&harness);
@@ -313,7 +313,7 @@ async fn what_a_webhook_took_reaches_the_receiver_once_though_pods_die_and_words
 }
 
 #[tokio::test]
-async fn a_suspended_sensor_does_not_listen_and_goes_on_when_it_is_resumed() {
+async fn a_suspended_sensor_does_not_listen_and_continues_on_resume() {
     let harness = LinkHarness::start().await;
     let mut suspended = directives(&webhook());
     if let Some(terms) = &mut suspended.terms {

@@ -117,7 +117,7 @@ async fn send(heard: &SensorPod, n: i64) {
 }
 
 #[tokio::test]
-async fn each_webhook_takes_effect_and_wakes_once_though_sensor_worker_and_gateway_are_killed() {
+async fn each_webhook_takes_effect_and_wakes_once_under_kills_of_sensor_worker_and_gateway() {
     let harness = LinkHarness::start().await;
     // As ledger and reconciler of Sensors say it: nothing limits the calls, and no Sensor runs in the pod.
     harness.loops.set_budget_terms(&x(), Some(BudgetTerms::default()));

@@ -58,7 +58,7 @@ async fn a_gateway_of_version_1_attaches_and_finds_every_field_that_it_reads() {
 }
 
 #[tokio::test]
-async fn what_a_gateway_of_version_1_reports_is_taken_in_full() {
+async fn a_report_of_a_gateway_of_version_1_is_read_completely() {
     let harness = LinkHarness::start().await;
     let answer = harness.post("/v1/report", TOKEN, REPORT).await;
     assert_eq!(answer.status(), StatusCode::NO_CONTENT);

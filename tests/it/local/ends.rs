@@ -17,7 +17,7 @@ fn sleeper() -> [Value; 2] {
 }
 
 #[tokio::test]
-async fn an_interrupted_run_drains_and_the_next_one_goes_on_in_the_same_turn() {
+async fn an_interrupted_run_drains_and_the_next_one_continues_in_the_same_turn() {
     let mut harness = LocalHarness::new();
     harness.write("all.yaml", &sleeper());
     let mut run = harness.run(&[]);
@@ -41,7 +41,7 @@ async fn an_interrupted_run_drains_and_the_next_one_goes_on_in_the_same_turn() {
 }
 
 #[tokio::test]
-async fn a_call_in_flight_is_cut_within_ten_seconds_and_its_turn_taken_up_again() {
+async fn a_call_in_flight_is_cancelled_within_ten_seconds_and_its_turn_continues_in_the_next_run() {
     let mut harness = LocalHarness::new();
     harness.write(
         "all.yaml",
@@ -85,7 +85,7 @@ async fn a_second_interrupt_cuts_at_once_and_leaves_nothing_private_behind() {
 }
 
 #[tokio::test]
-async fn a_run_lasts_as_long_as_it_was_told_and_not_much_longer() {
+async fn a_run_lasts_for_its_configured_duration() {
     let mut harness = LocalHarness::new();
     harness.write("all.yaml", &sleeper());
     let started = Instant::now();
@@ -99,7 +99,7 @@ async fn a_run_lasts_as_long_as_it_was_told_and_not_much_longer() {
 }
 
 #[tokio::test]
-async fn a_run_ends_by_itself_when_no_loop_runs_any_more_and_not_while_one_sleeps() {
+async fn a_run_ends_when_no_loop_runs_and_not_while_one_sleeps() {
     let mut harness = LocalHarness::new();
     let one = scripted("one", &json!([{ "yield": { "mode": "shutdown" } }]));
     let two = scripted(
@@ -126,7 +126,7 @@ async fn a_run_ends_by_itself_when_no_loop_runs_any_more_and_not_while_one_sleep
 }
 
 #[tokio::test]
-async fn a_loop_that_ended_as_failed_is_told_with_exit_code_1_and_others_with_0() {
+async fn a_failed_loop_causes_exit_code_1_and_other_ends_cause_0() {
     let mut harness = LocalHarness::new();
     let same: Vec<Value> = (0..100).map(|_| json!({ "text": "the same" })).collect();
     let mut looping = agent("looping", &json!({ "continuous": { "maxSleepSeconds": 1 } }));
@@ -205,7 +205,7 @@ async fn nothing_listens_but_on_loopback() {
 }
 
 #[tokio::test]
-async fn after_sigkill_the_next_run_goes_on_and_removes_what_was_private() {
+async fn after_sigkill_the_next_run_continues_and_removes_private_files() {
     let mut harness = LocalHarness::new();
     harness.write("all.yaml", &sleeper());
     let mut run = harness.run(&[]);
@@ -226,7 +226,7 @@ async fn after_sigkill_the_next_run_goes_on_and_removes_what_was_private() {
 }
 
 #[tokio::test]
-async fn a_run_whose_reader_goes_away_ends() {
+async fn a_run_ends_when_its_output_is_closed() {
     let mut harness = LocalHarness::new();
     harness.write(
         "all.yaml",

@@ -169,7 +169,7 @@ async fn the_example_of_a_tool_wakes_its_agent_with_the_mcp_projects_own_server(
 }
 
 #[tokio::test]
-async fn the_example_of_a_webhook_takes_what_its_own_lines_sign_and_send() {
+async fn the_webhook_example_accepts_what_its_own_commands_sign_and_send() {
     if !has("openssl") || !has("curl") {
         return;
     }
@@ -214,7 +214,7 @@ fn scores(run: &Run) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn the_example_of_a_score_sleeps_on_over_a_low_one_and_takes_up_the_task_of_a_high_one() {
+async fn the_score_example_sleeps_through_a_low_score_and_runs_the_task_of_a_high_one() {
     if !has("openssl") || !has("curl") {
         return;
     }

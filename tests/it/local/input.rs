@@ -145,7 +145,7 @@ async fn a_changed_spec_starts_a_loop_again_that_had_ended() {
 }
 
 #[tokio::test]
-async fn a_folder_is_taken_as_all_of_its_manifests() {
+async fn a_directory_is_read_as_all_of_its_manifests() {
     let mut harness = LocalHarness::new();
     std::fs::create_dir(harness.path("all.yaml")).unwrap();
     harness.write("all.yaml/one.yaml", &[script("a", &done())]);
@@ -156,7 +156,7 @@ async fn a_folder_is_taken_as_all_of_its_manifests() {
 }
 
 #[tokio::test]
-async fn a_refusal_that_shows_only_in_the_run_is_told_with_exit_code_1() {
+async fn a_refusal_during_the_run_causes_exit_code_1() {
     let mut harness = LocalHarness::new();
     // A limit of money, for a model without a price.
     let unpriced = agent("a", &json!({ "guardrails": { "total": { "costUSD": "1.00" } } }));

@@ -93,7 +93,7 @@ async fn a_limit_of_its_own_holds_an_agent_too() {
 }
 
 #[tokio::test]
-async fn the_same_script_gives_the_same_records_as_a_worker_in_a_pod() {
+async fn the_same_script_yields_the_same_records_as_a_worker_in_a_pod() {
     let said = [
         ("one", json!({})),
         ("two", json!({ "mode": "sleep", "sleep": 1 })),

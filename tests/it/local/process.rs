@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 /// Longest wait for anything in these tests.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Stands in every instruction, answer and secret; may stand in no output.
 pub const CANARY: &str = "canary-3c9a";
 
@@ -167,7 +167,7 @@ impl Run {
 
     /// Waits until the last line about an Agent is as it should be.
     pub async fn until(&mut self, name: &str, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let line = self.agent(name);
             if is(&line) {
@@ -200,7 +200,7 @@ impl Run {
     }
 
     pub async fn ended(&mut self) -> ExitStatus {
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let ended = tokio::time::timeout(WAIT_TIMEOUT, self.child.wait()).await;
         assert!(ended.is_ok(), "the run did not end:\n{}\n{}", self.out(), self.err());
         ended.unwrap().unwrap()
     }

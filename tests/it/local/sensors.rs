@@ -73,7 +73,7 @@ fn put(folder: &Path, name: &str) {
 }
 
 #[tokio::test]
-async fn the_example_of_a_watch_hears_of_each_file_once_over_two_runs_in_the_folder_that_is_named() {
+async fn the_watch_example_reports_each_file_of_the_named_directory_once_over_two_runs() {
     let mut harness = LocalHarness::new();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
     std::fs::copy(example, harness.path("all.yaml")).unwrap();

@@ -429,7 +429,9 @@ async fn tool_server(harness: &LocalHarness, port: u16) -> Child {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(super::process::PATIENCE, connected).await.unwrap();
+    tokio::time::timeout(super::process::WAIT_TIMEOUT, connected)
+        .await
+        .unwrap();
     child
 }
 

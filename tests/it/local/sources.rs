@@ -13,7 +13,7 @@ use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
 const KEY: &str = "canary-3c9a-key";
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Writes what the stream has said so far into a file; each line of the file `events` is an event. `/now` has its last line,
 /// for those who bring the key.
@@ -107,7 +107,7 @@ fn in_journal(harness: &LocalHarness) -> usize {
 }
 
 pub async fn until<T>(run: &Run, what: &str, mut find: impl FnMut(&Run) -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         if let Some(found) = find(run) {
             return found;
@@ -134,7 +134,7 @@ pub fn said(run: &Run) -> Value {
 }
 
 #[tokio::test]
-async fn a_page_is_asked_with_the_headers_of_a_secret_and_each_change_wakes_once() {
+async fn a_page_is_requested_with_the_headers_of_a_secret_and_each_change_wakes_once() {
     if !has("python3") {
         return;
     }
@@ -156,7 +156,7 @@ async fn a_page_is_asked_with_the_headers_of_a_secret_and_each_change_wakes_once
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_after_its_last_event_though_the_run_is_killed() {
+async fn a_stream_continues_after_its_last_event_when_the_run_was_killed() {
     if !has("python3") {
         return;
     }
@@ -203,7 +203,7 @@ pub async fn send(url: &str, id: &str, body: &str, key: &str) -> u16 {
             .body(body.to_owned())
             .send()
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         match request().await {
             // Senders send again what is answered so.
@@ -215,7 +215,7 @@ pub async fn send(url: &str, id: &str, body: &str, key: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn a_signed_webhook_wakes_once_and_one_that_was_taken_survives_a_kill() {
+async fn a_signed_webhook_wakes_once_and_an_accepted_one_survives_a_kill() {
     if !has("openssl") {
         return;
     }
@@ -248,7 +248,7 @@ async fn a_signed_webhook_wakes_once_and_one_that_was_taken_survives_a_kill() {
 }
 
 #[tokio::test]
-async fn a_secret_that_is_not_there_and_a_port_that_is_taken_are_mistakes() {
+async fn a_missing_secret_and_a_port_in_use_are_errors() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let webhook = |name: &str, key: &str| json!({ "webhook": { "scheme": "GitHub", "secretKeyRef": { "name": name, "key": key } } });

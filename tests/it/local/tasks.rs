@@ -19,7 +19,7 @@ use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
 const KEY: &str = "canary-3c9a-key";
-const PATIENCE: Duration = Duration::from_mins(2);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What a receiver was sent: the idempotency key, the header of the Secret and the body, also of what it refused.
 #[derive(Default)]
@@ -62,7 +62,7 @@ async fn receiver(unavailable: u32) -> (Shared, u16) {
 }
 
 async fn until_accepted(received: &Shared, count: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while received.lock().unwrap().accepted.len() < count {
         let so_far = received.lock().unwrap().accepted.len();
         assert!(Instant::now() < deadline, "{so_far} of {count} responses");
@@ -224,7 +224,7 @@ async fn an_agent_without_tasks_has_no_pod_until_the_next_one_arrives() {
 }
 
 #[tokio::test]
-async fn a_response_has_the_headers_of_the_secret_and_a_failure_goes_to_the_channel_of_errors() {
+async fn a_response_has_the_headers_of_the_secret_and_a_failure_is_sent_to_the_error_channel() {
     if !has("openssl") {
         return;
     }

@@ -166,7 +166,7 @@ impl<'a> Place<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_api_server_lets_each_role_use_the_commands_that_the_table_gives_it() {
+async fn a_real_api_server_allows_each_role_the_commands_in_the_table() {
     Box::pin(on_a_real_server(each_role)).await;
 }
 

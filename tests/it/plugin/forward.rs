@@ -178,7 +178,7 @@ async fn events_are_read_through_a_port_forward_to_the_leader_with_its_certifica
 }
 
 #[tokio::test]
-async fn without_a_leader_the_message_says_what_to_do() {
+async fn without_a_leader_the_message_explains_what_to_do() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
     let api = Api::start(&authority.certificate, None).await;

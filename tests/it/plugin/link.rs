@@ -265,7 +265,7 @@ async fn a_request_without_an_answer_is_repeated_with_the_same_id() {
 }
 
 #[tokio::test]
-async fn a_run_whose_agent_gets_another_pod_before_the_request_is_requested_all_the_same() {
+async fn a_request_is_sent_even_if_the_pod_of_its_agent_is_replaced_before() {
     let replaced = json!({"reason": "the pod of this Agent was deleted or replaced; reconnect with the last id"});
     let fake = FakeController::start(vec![
         Stream(vec![("end", 0, replaced.clone())]),
@@ -321,7 +321,7 @@ async fn a_task_that_was_requested_before_is_found_in_the_events_that_are_kept()
 }
 
 #[tokio::test]
-async fn a_task_whose_events_are_gone_is_not_waited_for_and_its_end_is_read_from_the_status() {
+async fn a_task_whose_events_are_deleted_is_not_awaited_and_its_end_is_read_from_the_status() {
     let repeated = |after: i64| Reply(202, json!({"id": "request-a", "state": "Repeated", "after": after}));
     let unavailable = || {
         Reply(
@@ -367,7 +367,7 @@ async fn a_task_whose_events_are_gone_is_not_waited_for_and_its_end_is_read_from
 }
 
 #[tokio::test]
-async fn an_agent_without_a_pod_gets_one_by_the_request_and_its_events_begin_after_the_receipt() {
+async fn a_request_starts_the_pod_of_an_agent_and_its_events_begin_after_the_receipt() {
     let unavailable = || {
         Reply(
             503,
@@ -410,7 +410,10 @@ async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     ])
     .await;
     let done = fake.harness.run("run helper -p x").await;
-    assert_eq!(done.err, "error: the controller rejected the request: 1000 tasks wait\n");
+    assert_eq!(
+        done.err,
+        "error: the controller rejected the request: 1000 tasks wait\n"
+    );
 }
 
 #[tokio::test]

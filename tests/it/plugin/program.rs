@@ -114,7 +114,7 @@ async fn the_binary_is_the_plugin_under_its_name_with_the_context_of_the_kubecon
 }
 
 #[tokio::test]
-async fn each_line_of_a_chat_is_a_task_with_what_was_said_before() {
+async fn each_line_of_a_chat_is_a_task_with_the_previous_messages() {
     let answer = |result: &str| {
         [
             start(0),
@@ -158,7 +158,7 @@ async fn a_prompt_may_come_from_standard_input() {
 }
 
 #[tokio::test]
-async fn an_interrupted_run_says_how_to_wait_for_the_task_again() {
+async fn an_interrupted_run_explains_how_to_wait_for_the_task() {
     let program = Program::start(vec![start(0), accepted("Accepted"), OpenStream(Vec::new())]).await;
     let link = program.fake.harness.link.clone();
     let arguments = ["run", "helper", "-p", "x", "-v", "--id", "once", "--link-url", &link];
@@ -179,7 +179,7 @@ async fn an_interrupted_run_says_how_to_wait_for_the_task_again() {
 #[test]
 fn the_plugin_starts_within_50_milliseconds() {
     const START: Duration = Duration::from_millis(50);
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("kubectl-agentloop");
     symlink(env!("CARGO_BIN_EXE_agentloop"), &program).unwrap();
@@ -199,7 +199,7 @@ fn the_plugin_starts_within_50_milliseconds() {
         // Other processes use the machine too: one undisturbed start is enough, and there is one sooner or later.
         let begin = Instant::now();
         let mut fastest = run();
-        while fastest > START && begin.elapsed() < PATIENCE {
+        while fastest > START && begin.elapsed() < WAIT_TIMEOUT {
             fastest = fastest.min(run());
         }
         assert!(fastest <= START, "{arguments:?}: {fastest:?}");

@@ -26,7 +26,7 @@ use kube::ResourceExt;
 use reader::{Schema, documents, repository};
 
 #[test]
-fn the_files_in_crds_are_what_the_code_says() {
+fn the_files_in_crds_match_the_code() {
     for definition in crd::all() {
         let path = repository(&format!("crds/{}.yaml", definition.name_any()));
         let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -39,7 +39,7 @@ fn the_files_in_crds_are_what_the_code_says() {
 }
 
 #[test]
-fn the_reference_says_what_the_code_says() {
+fn the_api_reference_matches_the_code() {
     let page = std::fs::read_to_string(repository("docs/reference/api.md")).unwrap_or_default();
     assert!(
         page == reference::markdown(&crd::all()),
@@ -48,7 +48,7 @@ fn the_reference_says_what_the_code_says() {
 }
 
 #[test]
-fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words() {
+fn every_rule_accepts_its_valid_samples_and_rejects_its_invalid_ones_with_its_message() {
     for row in samples::rows() {
         let schema = Schema::of_kind(row.passes[0]["kind"].as_str().unwrap());
         for object in &row.passes {
@@ -65,7 +65,7 @@ fn every_rule_takes_its_good_samples_and_refuses_its_bad_ones_in_its_own_words()
 }
 
 #[test]
-fn a_run_without_a_cluster_takes_and_refuses_the_same_samples() {
+fn a_run_without_a_cluster_accepts_and_rejects_the_same_samples() {
     for row in samples::rows() {
         let schema = Schema::of_kind(row.passes[0]["kind"].as_str().unwrap());
         for object in &row.passes {

@@ -485,7 +485,7 @@ async fn a_real_api_server_names_misspelt_fields_and_numbers_out_of_bounds() {
 }
 
 #[tokio::test]
-async fn a_real_api_server_takes_every_example_and_says_that_a_new_agent_is_not_ready_yet() {
+async fn a_real_api_server_accepts_every_example_and_a_new_agent_is_not_ready() {
     let Some(kubeconfig) = clusters::control_plane() else {
         return;
     };

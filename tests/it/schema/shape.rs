@@ -117,7 +117,7 @@ fn no_string_of_a_definition_is_a_boolean_to_an_older_yaml_reader() {
 }
 
 #[test]
-fn what_nobody_has_looked_at_is_not_taken_for_ready() {
+fn an_unreconciled_object_is_not_ready() {
     for schema in Schema::all() {
         let condition = &schema.root()["properties"]["status"]["default"]["conditions"][0];
         assert_eq!(condition["type"], "Ready");

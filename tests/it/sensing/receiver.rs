@@ -108,18 +108,18 @@ impl Receiver {
                 return None;
             }
         }
-        self.go_on(now, random);
+        self.advance(now, random);
         Some(self.sensors.delivered_through(delivery))
     }
 
     /// What is due by the clock, and what scores lead to.
-    pub fn go_on(&mut self, now: Timestamp, random: &mut Random) {
-        if self.try_to_go_on(now, random).is_err() {
+    pub fn advance(&mut self, now: Timestamp, random: &mut Random) {
+        if self.try_to_advance(now, random).is_err() {
             self.kill(now);
         }
     }
 
-    fn try_to_go_on(&mut self, now: Timestamp, random: &mut Random) -> Result<(), Killed> {
+    fn try_to_advance(&mut self, now: Timestamp, random: &mut Random) -> Result<(), Killed> {
         if self.timer.is_some_and(|at| at <= now) {
             self.timer = None;
             self.hear(now, Some(EngineInput::Timer), None, Some(random))?;
@@ -145,7 +145,7 @@ impl Receiver {
             Err(failure) => EngineInput::Failed { call, failure },
         };
         let heard = self.hear(now, Some(input), None, Some(random));
-        if heard.and_then(|()| self.try_to_go_on(now, random)).is_err() {
+        if heard.and_then(|()| self.try_to_advance(now, random)).is_err() {
             self.kill(now);
         }
     }

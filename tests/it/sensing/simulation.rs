@@ -354,7 +354,7 @@ impl SensorSimulation {
     fn pass(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
         for receiver in self.receivers.iter_mut().filter(|receiver| !receiver.frozen) {
-            receiver.go_on(self.now, &mut self.random);
+            receiver.advance(self.now, &mut self.random);
         }
     }
 

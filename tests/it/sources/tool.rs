@@ -78,9 +78,7 @@ fn doubtful(read_only: bool) -> impl FnOnce(&mut SourcePoller) {
 #[case::newer(Edition::Newer)]
 #[case::older(Edition::Older)]
 #[tokio::test]
-async fn a_tool_is_asked_over_one_connection_with_the_headers_of_the_secret_also_after_the_server_was_away(
-    #[case] edition: Edition,
-) {
+async fn a_tool_is_polled_over_one_connection_with_secret_headers_also_after_an_outage(#[case] edition: Edition) {
     if !python::is_there() {
         return;
     }
@@ -105,7 +103,7 @@ async fn a_tool_is_asked_over_one_connection_with_the_headers_of_the_secret_also
 }
 
 #[tokio::test]
-async fn only_a_tool_that_changes_nothing_is_called_by_its_users_word_or_that_of_a_trusted_server() {
+async fn a_tool_is_polled_only_if_its_user_or_a_trusted_server_declares_it_read_only() {
     if !python::is_there() {
         return;
     }

@@ -65,7 +65,7 @@ fn listener(port: u16) -> WebSocketListener {
 }
 
 #[tokio::test]
-async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
+async fn a_python_web_socket_is_read_in_order_however_it_sends_and_ends() {
     if !has("python3") {
         return;
     }
@@ -84,7 +84,7 @@ async fn a_web_socket_of_python_is_heard_in_order_however_it_sends_and_ends() {
 }
 
 #[tokio::test]
-async fn a_web_socket_of_python_that_refuses_is_said_without_its_words() {
+async fn a_refusing_python_web_socket_is_reported_without_its_text() {
     if !has("python3") {
         return;
     }
@@ -122,7 +122,7 @@ fn certificates(dir: &Path) {
 }
 
 #[tokio::test]
-async fn a_web_socket_of_python_that_wants_a_certificate_is_heard_with_the_secrets_and_not_without() {
+async fn a_python_web_socket_with_client_certificates_is_read_with_the_secrets_only() {
     if !has("python3") {
         return;
     }

@@ -15,7 +15,7 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 
 pub const CHROMIUM: &str = "chromium-headless-shell";
 /// Longest wait for an answer of the browser.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A browser with one page.
 pub struct Browser {
@@ -103,7 +103,7 @@ impl Browser {
                 self.next().await;
             }
         };
-        let loaded = timeout(PATIENCE, loaded).await;
+        let loaded = timeout(WAIT_TIMEOUT, loaded).await;
         assert!(loaded.is_ok(), "{url} was not loaded");
     }
 
@@ -159,7 +159,7 @@ impl Browser {
                 }
             }
         };
-        let answered = timeout(PATIENCE, answered).await;
+        let answered = timeout(WAIT_TIMEOUT, answered).await;
         answered.unwrap_or_else(|_| panic!("no answer to {command}"))
     }
 }
@@ -187,7 +187,7 @@ async fn debugger(process: &mut Child) -> String {
         }
         panic!("the browser ended at once");
     };
-    let url = timeout(PATIENCE, found).await.unwrap();
+    let url = timeout(WAIT_TIMEOUT, found).await.unwrap();
     // What it prints later is read, so that it never waits for a reader.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     url

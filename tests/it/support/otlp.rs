@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use super::ports::free_port;
 
 /// Longest wait for spans.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct Receiver {
     pub address: SocketAddr,
@@ -149,7 +149,7 @@ impl Receiver {
     pub async fn until_line(&self, what: &str, wanted: impl Fn(&ReceivedLine) -> bool) -> ReceivedLine {
         let mut received = self.lines.subscribe();
         let reached = received.wait_for(|all| all.iter().any(&wanted));
-        let Ok(lines) = tokio::time::timeout(PATIENCE, reached).await else {
+        let Ok(lines) = tokio::time::timeout(WAIT_TIMEOUT, reached).await else {
             let messages: Vec<_> = self.lines().iter().map(ReceivedLine::message).collect();
             panic!("never {what}: {messages:?}")
         };
@@ -168,7 +168,7 @@ impl Receiver {
         };
         let mut received = self.exports.subscribe();
         let reached = received.wait_for(|all| find(all).is_some());
-        let reached = tokio::time::timeout(PATIENCE, reached).await;
+        let reached = tokio::time::timeout(WAIT_TIMEOUT, reached).await;
         let all = reached.unwrap_or_else(|_| panic!("never {name}")).unwrap();
         find(&all).unwrap()
     }
@@ -181,7 +181,7 @@ impl Receiver {
     pub async fn until(&self, what: &str, wanted: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         let mut received = self.received.subscribe();
         let reached = received.wait_for(|all| wanted(&spans(all)));
-        let Ok(received) = tokio::time::timeout(PATIENCE, reached).await else {
+        let Ok(received) = tokio::time::timeout(WAIT_TIMEOUT, reached).await else {
             let labels: Vec<_> = spans(&self.received()).iter().map(label).collect();
             panic!("never {what}: {labels:?}")
         };
@@ -256,7 +256,7 @@ impl Collector {
     }
 
     async fn until_it_listens(&mut self) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
         while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
             assert_eq!(self.process.try_wait().unwrap(), None, "the collector ended");
             assert!(tokio::time::Instant::now() < deadline, "the collector does not listen");

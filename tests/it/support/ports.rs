@@ -27,7 +27,7 @@ pub fn free_port() -> u16 {
 }
 
 #[test]
-fn each_port_is_given_once_and_below_those_of_the_kernel() {
+fn each_port_is_assigned_once_and_below_those_of_the_kernel() {
     let ports: std::collections::BTreeSet<u16> = (0..50).map(|_| free_port()).collect();
     assert_eq!(ports.len(), 50);
     assert!(ports.iter().all(|port| (FIRST..FIRST + COUNT).contains(port)));

@@ -94,7 +94,7 @@ async fn the_toolbox_is_reached_on_its_socket_and_its_bytes_are_reported() {
 }
 
 #[tokio::test]
-async fn a_server_is_reached_through_the_bridge_or_on_its_port_and_its_bytes_are_not_believed() {
+async fn a_server_is_reached_through_the_bridge_or_on_its_port_and_its_byte_counts_are_ignored() {
     if !super::python::is_there() {
         return;
     }

@@ -68,7 +68,7 @@ async fn paused(
 }
 
 /// The second turn's call was made again, with the same prompt, and the loop continued with its answer.
-async fn goes_on(gateway: &Gateway, attempt: &str) {
+async fn assert_progress(gateway: &Gateway, attempt: &str) {
     let log = gateway
         .until("asleep", |log| {
             is(log, LoopState::Sleeping) && log.last().counts.turns == 2
@@ -104,12 +104,12 @@ async fn a_refused_call_waits_for_its_moment_also_over_a_sigkill_and_is_made_the
     let log = gateway.until("the same call", |log| log.calls.len() == 3).await;
     assert!(Timestamp::now() >= moment);
     assert_eq!(log.call_ids()[2], "t2c1a2");
-    goes_on(&gateway, "t2c1a2").await;
+    assert_progress(&gateway, "t2c1a2").await;
     harness.assert_discreet();
 }
 
 #[tokio::test]
-async fn a_changed_budget_lets_the_refused_call_be_made_at_once() {
+async fn a_changed_budget_retries_the_refused_call_at_once() {
     let mut harness = WorkerHarness::new();
     let (gateway, _worker, _) = paused(&mut harness, FailureKind::TotalTokens, None).await;
     // The same again is no change.
@@ -120,22 +120,22 @@ async fn a_changed_budget_lets_the_refused_call_be_made_at_once() {
         .await;
     assert_eq!(gateway.log().calls.len(), 2);
     tell(&gateway, terms(2, None));
-    goes_on(&gateway, "t2c1a2").await;
+    assert_progress(&gateway, "t2c1a2").await;
 }
 
 #[tokio::test]
-async fn a_budget_that_changed_while_no_worker_ran_lets_the_next_one_make_the_call() {
+async fn the_next_worker_retries_a_call_whose_budget_changed_in_between() {
     let mut harness = WorkerHarness::new();
     let (gateway, worker, _) = paused(&mut harness, FailureKind::CallExceedsLimit, None).await;
     worker.kill().await;
     tell(&gateway, terms(2, None));
     harness.epoch = 2;
     let _worker = harness.worker(&gateway);
-    goes_on(&gateway, "t2c1a2").await;
+    assert_progress(&gateway, "t2c1a2").await;
 }
 
 #[tokio::test]
-async fn what_a_person_must_look_at_waits_for_a_resume_and_for_nothing_else() {
+async fn a_refusal_that_needs_a_person_waits_for_a_resume_and_for_nothing_else() {
     for kind in [FailureKind::BoundViolated, FailureKind::LoopDetected] {
         let mut harness = WorkerHarness::new();
         let (gateway, _worker, _) = paused(&mut harness, kind, Some(in_an_hour())).await;
@@ -146,12 +146,12 @@ async fn what_a_person_must_look_at_waits_for_a_resume_and_for_nothing_else() {
             .await;
         assert_eq!((log.calls.len(), log.last().resumes_at), (2, None));
         gateway.tell(|event| event.directives.resume = Some("looked".into()));
-        goes_on(&gateway, "t2c1a2").await;
+        assert_progress(&gateway, "t2c1a2").await;
     }
 }
 
 #[tokio::test]
-async fn a_budget_that_stops_its_loops_cuts_the_call_in_flight_and_the_pod_goes_on_after_more_was_added() {
+async fn a_stopping_budget_cancels_the_call_in_flight_and_the_pod_continues_after_a_top_up() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![answer("one", &[])]);
     tell(&gateway, terms(1, None));
@@ -165,5 +165,5 @@ async fn a_budget_that_stops_its_loops_cuts_the_call_in_flight_and_the_pod_goes_
     assert!(worker.is_running());
     gateway.keep("t2c1a2", sleep(3600));
     tell(&gateway, terms(3, None));
-    goes_on(&gateway, "t2c1a2").await;
+    assert_progress(&gateway, "t2c1a2").await;
 }

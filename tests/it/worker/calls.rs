@@ -20,7 +20,7 @@ fn failure(kind: FailureKind) -> Reply {
 }
 
 #[tokio::test]
-async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_no_failure() {
+async fn after_a_gateway_crash_during_a_call_the_same_call_is_requested_and_no_failure_is_counted() {
     let mut harness = WorkerHarness::new();
     let mut gateway = Gateway::start(harness.dir.path(), vec![]);
     let _worker = harness.worker(&gateway);
@@ -39,7 +39,7 @@ async fn a_gateway_that_dies_in_a_call_is_asked_for_the_same_call_and_counts_as_
 }
 
 #[tokio::test]
-async fn a_gateway_that_starts_again_is_told_the_last_report_again() {
+async fn a_restarted_gateway_receives_the_last_report_again() {
     let mut harness = WorkerHarness::new();
     let (mut gateway, _worker, before) = asleep(&mut harness).await;
     gateway.down();
@@ -65,7 +65,7 @@ async fn a_failed_call_shows_in_the_report_with_its_kind_and_message() {
 }
 
 #[tokio::test]
-async fn tool_calls_of_the_same_id_get_ids_of_their_own_and_each_its_result() {
+async fn tool_calls_with_equal_ids_receive_unique_ids_and_their_own_results() {
     let mut harness = WorkerHarness::new();
     let twice = answer("", &[("nothing", json!({})), ("yield", json!({"sleep": 0}))]);
     let gateway = Gateway::start(harness.dir.path(), vec![twice]);
@@ -124,7 +124,7 @@ async fn skills_join_the_system_prompt_in_their_order_and_an_edit_is_in_the_next
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
+async fn a_broken_stream_is_requested_again_and_counts_as_no_failure() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![Reply::BrokenOnce(Box::new(sleep(60)))]);
     let _worker = harness.worker(&gateway);
@@ -134,7 +134,7 @@ async fn a_stream_that_breaks_is_asked_for_again_and_counts_as_no_failure() {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_after_its_start_fails_with_the_gateways_words() {
+async fn a_stream_that_fails_after_its_start_fails_with_the_message_of_the_gateway() {
     let mut harness = WorkerHarness::new();
     let failure = json!({"kind": "BadResponse", "message": "what to do"});
     let stream = format!("data: {{\"choices\":[]}}\n\nevent: {FAILURE_EVENT}\ndata: {failure}\n\n");
@@ -145,7 +145,7 @@ async fn a_stream_that_fails_after_its_start_fails_with_the_gateways_words() {
 }
 
 #[tokio::test]
-async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
+async fn an_unparseable_answer_is_a_bad_response_and_the_loop_continues() {
     let mut harness = WorkerHarness::new();
     let replies = vec![
         Reply::Raw(format!("{CANARY}\n\n")),
@@ -164,7 +164,7 @@ async fn garbage_for_an_answer_is_a_bad_response_and_the_loop_goes_on() {
 }
 
 #[tokio::test]
-async fn a_loop_that_repeats_itself_is_told_so_then_sleeps_and_goes_on_when_a_person_says_so() {
+async fn a_repeating_loop_is_warned_then_forced_to_sleep_and_continues_on_resume() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![answer(CANARY, &[]); 4]);
     let _worker = harness.worker(&gateway);
@@ -214,7 +214,7 @@ async fn a_loop_that_shuts_itself_down_stays_down_also_after_a_restart_of_its_co
 }
 
 #[tokio::test]
-async fn a_loop_with_anthropic_messages_speaks_them_on_their_own_route() {
+async fn a_loop_with_anthropic_messages_uses_them_on_their_own_route() {
     let mut harness = WorkerHarness::new();
     harness.spec["model"]["api"] = "AnthropicMessages".into();
     let event = |name: &str, data: serde_json::Value| format!("event: {name}\ndata: {data}\n\n");

@@ -49,7 +49,7 @@ fn mount(options: &str, at: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn a_full_volume_stops_the_loop_in_words_and_room_lets_it_go_on() {
+async fn a_full_volume_stops_the_loop_with_a_message_and_free_space_resumes_it() {
     let mut harness = WorkerHarness::new();
     let Some(volume) = Volume::mount(&harness.journal) else {
         return;

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 
 /// Longest wait for anything in these tests.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Text of a stream that breaks.
 pub const BROKEN_OFF: &str = "All is ";
@@ -191,7 +191,7 @@ impl Gateway {
     pub fn down(&mut self) {
         if let Some(runtime) = self.server.take() {
             // On a thread of its own, since an async one may not wait for it.
-            let down = std::thread::spawn(move || runtime.shutdown_timeout(PATIENCE));
+            let down = std::thread::spawn(move || runtime.shutdown_timeout(WAIT_TIMEOUT));
             down.join().unwrap();
         }
     }
@@ -232,7 +232,7 @@ impl Gateway {
     /// Waits until what was received satisfies `enough`.
     pub async fn until(&self, what: &str, mut enough: impl FnMut(&Log) -> bool) -> Log {
         let mut log = self.shared.log.subscribe();
-        if let Ok(log) = tokio::time::timeout(PATIENCE, log.wait_for(|log| enough(log))).await {
+        if let Ok(log) = tokio::time::timeout(WAIT_TIMEOUT, log.wait_for(|log| enough(log))).await {
             return log.unwrap().clone();
         }
         let log = self.log();

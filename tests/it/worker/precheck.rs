@@ -25,7 +25,7 @@ fn harness() -> WorkerHarness {
 }
 
 #[tokio::test]
-async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters() {
+async fn an_ended_sleep_is_pre_checked_and_extended_until_a_turn_is_needed() {
     let mut harness = harness();
     let replies = vec![
         sleep(1),
@@ -60,7 +60,7 @@ async fn a_sleep_that_is_over_is_asked_about_and_goes_on_until_something_matters
 }
 
 #[tokio::test]
-async fn a_light_model_that_answers_something_else_lets_the_turn_run() {
+async fn an_unreadable_answer_of_the_light_model_starts_the_turn() {
     let mut harness = harness();
     let replies = vec![sleep(1), Reply::Raw("data: nonsense\n\n".into()), sleep(600)];
     let gateway = Gateway::start(harness.dir.path(), replies);

@@ -7,7 +7,7 @@ use std::process::ExitStatus;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use super::gateway::{Gateway, PATIENCE};
+use super::gateway::{Gateway, WAIT_TIMEOUT};
 
 /// Stands in every instruction and answer; may stand in no output.
 pub const CANARY: &str = "canary-7d1f";
@@ -119,7 +119,7 @@ impl Worker {
     }
 
     pub async fn ended(&mut self) -> ExitStatus {
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let ended = tokio::time::timeout(WAIT_TIMEOUT, self.child.wait()).await;
         assert!(ended.is_ok(), "the worker did not end:\n{}", self.output());
         ended.unwrap().unwrap()
     }

@@ -16,7 +16,7 @@ use agentloop::worker::journal::{Journal, JournalError, JournalOwner, RestoredJo
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::gateway::PATIENCE;
+use super::gateway::WAIT_TIMEOUT;
 
 const TURNS: i64 = 6;
 
@@ -53,7 +53,7 @@ fn open(dir: &Path, owner: &JournalOwner, settings: &EngineSettings) -> (Engine,
 
 /// Other tests of this process start processes, which share its locks for a moment.
 fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJournal) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         match Journal::open(dir, owner) {
             Err(JournalError::Locked { .. }) if Instant::now() < deadline => std::thread::yield_now(),
@@ -290,7 +290,7 @@ fn reply(call: CallId) -> EngineInput {
 }
 
 #[test]
-fn a_crash_after_any_commit_changes_neither_the_transcript_nor_the_calls_and_runs_nothing_twice_that_acts() {
+fn a_crash_after_any_commit_keeps_transcript_and_calls_and_repeats_no_action() {
     let dir = tempfile::tempdir().unwrap();
     let calm = Simulation::new(dir.path()).run(None);
     assert!(

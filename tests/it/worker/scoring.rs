@@ -60,7 +60,7 @@ fn harness() -> WorkerHarness {
 }
 
 #[tokio::test]
-async fn an_event_one_below_the_threshold_lets_the_loop_sleep_and_one_at_it_wakes_it() {
+async fn an_event_scored_below_the_threshold_does_not_wake_the_loop_and_one_at_it_does() {
     let mut harness = harness();
     let replies = vec![sleep(3600), scores(79), scores(80), sleep(3600)];
     let gateway = Gateway::start(harness.dir.path(), replies);
@@ -96,7 +96,7 @@ async fn an_event_one_below_the_threshold_lets_the_loop_sleep_and_one_at_it_wake
 }
 
 #[tokio::test]
-async fn a_worker_that_is_killed_while_a_score_is_asked_for_asks_for_the_same_one_again() {
+async fn a_worker_killed_during_a_score_request_repeats_the_same_request() {
     let mut harness = harness();
     let gateway = Gateway::start(harness.dir.path(), vec![sleep(3600), Reply::Hang]);
     let worker = harness.worker(&gateway);

@@ -44,7 +44,7 @@ async fn subscribe(gateway: &Gateway, id: u64, text: bool) {
 }
 
 #[tokio::test]
-async fn text_is_sent_of_answers_to_requested_tasks_while_a_subscription_wants_it_and_of_nothing_else() {
+async fn text_is_sent_only_for_answers_to_requested_tasks_while_a_subscription_requests_it() {
     let mut harness = WorkerHarness::new();
     let replies = vec![
         sleep(3600),

@@ -31,7 +31,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::gateway::{Gateway, Log, PATIENCE, answer, sleep};
+use super::gateway::{Gateway, Log, WAIT_TIMEOUT, answer, sleep};
 use super::is;
 
 /// What became of the runs so far.
@@ -81,7 +81,7 @@ impl Source {
 
     async fn until(&self, what: &str, enough: impl Fn(&Runs) -> bool) -> Runs {
         let mut runs = self.runs.subscribe();
-        let found = tokio::time::timeout(PATIENCE, runs.wait_for(|runs| enough(runs))).await;
+        let found = tokio::time::timeout(WAIT_TIMEOUT, runs.wait_for(|runs| enough(runs))).await;
         found
             .unwrap_or_else(|_| panic!("not in time: {what}; {:?}", self.runs.borrow()))
             .unwrap()
@@ -190,7 +190,7 @@ struct Worker {
 
 impl Worker {
     fn start(dir: &tempfile::TempDir, gateway: &Gateway, source: &Arc<Source>) -> Self {
-        Self::draining(PATIENCE, dir, gateway, source)
+        Self::draining(WAIT_TIMEOUT, dir, gateway, source)
     }
 
     /// One that lets runs continue for this long after SIGTERM.
@@ -258,7 +258,7 @@ impl Worker {
     }
 
     async fn ended(self) -> DriveOutcome {
-        tokio::time::timeout(PATIENCE, self.drive)
+        tokio::time::timeout(WAIT_TIMEOUT, self.drive)
             .await
             .expect("it ends")
             .unwrap()
@@ -274,7 +274,7 @@ fn results(request: &Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_in_order() {
+async fn read_only_tools_run_four_at_a_time_and_results_are_returned_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let calls: Vec<(&str, Value)> = (0..6).map(|_| ("files__read", json!({}))).collect();
     let gateway = Gateway::start(dir.path(), vec![answer("look", &calls), sleep(3600)]);
@@ -304,7 +304,7 @@ async fn tools_that_only_look_run_four_at_a_time_and_the_model_gets_all_results_
 }
 
 #[tokio::test]
-async fn the_images_of_results_are_in_the_next_request_and_those_that_are_gone_are_only_named() {
+async fn images_of_results_are_in_the_next_request_and_deleted_ones_are_only_named() {
     let dir = tempfile::tempdir().unwrap();
     let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x03\0\0\0\x05\x08\x02\0\0\0";
     let store = ArtifactStore::open(&dir.path().join("journal"));
@@ -348,7 +348,7 @@ async fn the_images_of_results_are_in_the_next_request_and_those_that_are_gone_a
 }
 
 #[tokio::test]
-async fn sigterm_awaits_a_run_that_acts_until_the_drain_ends_and_the_next_worker_calls_its_outcome_unknown() {
+async fn sigterm_awaits_an_action_until_the_drain_ends_and_then_its_outcome_is_unknown() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = [("mail__send", json!({})), ("mail__send", json!({}))];
     let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
@@ -379,7 +379,7 @@ async fn sigterm_awaits_a_run_that_acts_until_the_drain_ends_and_the_next_worker
 }
 
 #[tokio::test]
-async fn a_run_that_only_looks_is_cut_by_a_suspension_and_by_sigterm_at_once() {
+async fn a_read_only_run_is_cancelled_at_once_by_a_suspension_and_by_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::start(dir.path(), vec![answer("", &[("files__read", json!({}))])]);
     let source = Source::new();
@@ -399,7 +399,7 @@ async fn a_run_that_only_looks_is_cut_by_a_suspension_and_by_sigterm_at_once() {
 }
 
 #[tokio::test]
-async fn half_a_run_lease_without_contact_holds_runs_that_act_and_contact_lets_them_go() {
+async fn half_a_run_lease_without_contact_holds_actions_and_contact_releases_them() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = [("files__read", json!({})), ("mail__send", json!({}))];
     let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
@@ -422,7 +422,7 @@ async fn half_a_run_lease_without_contact_holds_runs_that_act_and_contact_lets_t
 }
 
 #[tokio::test]
-async fn a_source_that_says_nothing_in_time_or_breaks_leaves_an_unknown_outcome() {
+async fn a_source_that_times_out_or_breaks_leaves_an_unknown_outcome() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = [("mail__hang", json!({})), ("mail__send", json!({}))];
     let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
@@ -443,7 +443,7 @@ async fn a_source_that_says_nothing_in_time_or_breaks_leaves_an_unknown_outcome(
 }
 
 #[tokio::test]
-async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
+async fn a_loop_waits_for_its_sources_and_accepts_tools_that_are_offered_later() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = [("files__late", json!({}))];
     let gateway = Gateway::start(
@@ -477,7 +477,7 @@ async fn a_loop_waits_for_its_sources_and_takes_what_they_offer_later() {
 }
 
 #[tokio::test]
-async fn a_sleeping_loop_asks_about_changed_tools_at_once() {
+async fn a_sleeping_loop_opens_a_gate_for_changed_tools_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::start(dir.path(), vec![sleep(3600)]);
     let source = Source::new();

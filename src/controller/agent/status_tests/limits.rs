@@ -51,7 +51,7 @@ fn failed_tool_runs_have_a_condition_and_an_event_of_their_own() {
 }
 
 #[test]
-fn hours_that_end_are_told_once_as_a_matter_of_course() {
+fn the_end_of_active_hours_causes_one_normal_event() {
     let old = Case::default().status();
     let closed = Case {
         last_report: Some(held(LoopState::Paused, PauseReason::OutsideActiveHours)),

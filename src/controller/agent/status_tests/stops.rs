@@ -4,7 +4,7 @@ use super::*;
 use crate::controller::runtime::names;
 
 #[test]
-fn an_agent_that_was_scaled_to_zero_is_ready_and_says_what_starts_it() {
+fn an_agent_scaled_to_zero_is_ready_and_explains_what_starts_it() {
     let mut last_report = reported(LoopState::Stopped);
     last_report.report.loop_.as_mut().unwrap().outcome = Some(LoopOutcome::ScaledToZero);
     let case = Case {

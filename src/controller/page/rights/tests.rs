@@ -101,7 +101,7 @@ fn sees(rights: &ViewRights, namespace: &str) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_cycles_through_namespaces_asks_once_in_ten_seconds() {
+async fn a_session_that_cycles_through_namespaces_causes_one_review_in_ten_seconds() {
     let harness = RightsHarness::new();
     let session = harness.session("ann");
     let first = harness.look(&session, Some("b")).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_session_that_cycles_through_namespaces_asks_once_in_ten_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn until_it_may_be_asked_a_namespace_is_shown_as_far_as_all_are_known() {
+async fn before_its_access_review_a_namespace_is_shown_as_far_as_cluster_access_is_known() {
     let harness = RightsHarness::new();
     let session = harness.session("ann");
     let all = harness.look(&session, None).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_failure_is_the_answer_for_a_few_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_browser_that_is_gone_before_the_answer_has_asked() {
+async fn a_disconnected_browser_has_used_its_access_review() {
     let harness = RightsHarness::new();
     let session = harness.session("ann");
     let asked = timeout(Duration::from_millis(2), harness.look(&session, None)).await;
@@ -161,7 +161,7 @@ async fn a_browser_that_is_gone_before_the_answer_has_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_users_together_ask_few_questions_at_a_time() {
+async fn access_reviews_of_all_users_share_one_concurrency_limit() {
     let harness = RightsHarness::new();
     let sessions: Vec<_> = (0..5).map(|number| harness.session(&format!("user{number}"))).collect();
     let looks = sessions.iter().map(|session| harness.look(session, None));

@@ -27,7 +27,7 @@ fn pod(pod: serde_json::Value) -> PodState {
 }
 
 #[test]
-fn a_pod_that_fell_silent_is_trouble_until_it_speaks_though_it_said_that_it_listens() {
+fn a_pod_without_reports_is_unknown_until_it_reports_again() {
     let mut case = listening();
     let own = case.own.as_mut().unwrap();
     own.pod = Some(pod(
@@ -39,16 +39,16 @@ fn a_pod_that_fell_silent_is_trouble_until_it_speaks_though_it_said_that_it_list
     assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Silent"));
     assert_eq!(case.reason(ConditionType::Ready), is("False", "Silent"));
     assert_eq!(case.reason(ConditionType::Reconciling), is("True", "Silent"));
-    assert_eq!(told(&before, &silent), ["Silent"]);
+    assert_eq!(event_reasons(&before, &silent), ["Silent"]);
     // The node lost contact with the cluster: the pod is no longer ready.
     case.own.as_mut().unwrap().pod = Some(pod(serde_json::json!({"status": {}})));
     assert_eq!(case.reason(ConditionType::Connected), is("Unknown", "Silent"));
     case.own.as_mut().unwrap().silent = false;
-    assert_eq!(told(&silent, &case.write()), ["Recovered"]);
+    assert_eq!(event_reasons(&silent, &case.write()), ["Recovered"]);
 }
 
 #[test]
-fn a_pod_whose_node_does_not_end_it_says_what_a_person_can_do() {
+fn a_pod_on_a_lost_node_reports_what_a_person_can_do() {
     let mut case = listening();
     let own = case.own.as_mut().unwrap();
     own.pod = Some(pod(
@@ -66,7 +66,7 @@ fn a_pod_whose_node_does_not_end_it_says_what_a_person_can_do() {
 }
 
 #[test]
-fn a_pod_that_does_not_come_back_is_trouble_and_one_that_comes_for_the_first_time_only_starts() {
+fn a_pod_that_does_not_return_is_an_error_and_a_new_one_is_only_starting() {
     let creating = || Some(pod(serde_json::json!({"status": {}})));
     let mut case = listening();
     let own = case.own.as_mut().unwrap();
@@ -92,7 +92,7 @@ fn a_pod_that_does_not_come_back_is_trouble_and_one_that_comes_for_the_first_tim
 }
 
 #[test]
-fn what_a_pod_said_of_an_older_spec_keeps_its_generation_and_is_not_ready_by_the_new_one() {
+fn a_condition_for_an_older_spec_keeps_its_generation_and_is_not_ready_for_the_new_one() {
     let mut case = listening();
     let connected = find(&case.old.conditions, ConditionType::Connected).unwrap().clone();
     for held in &mut case.old.conditions {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_may_say_the_progress_too() {
+    fn an_answer_may_contain_the_progress_too() {
         for (text, percent) in [
             (r#"{"confidence": 50, "progress": 30.9, "reason": "x"}"#, Some(30)),
             (r#"{"confidence": 50, "progress": 0}"#, Some(0)),

@@ -26,7 +26,7 @@ fn versions() -> [ToolSpec; 3] {
 }
 
 #[test]
-fn a_gate_for_definitions_says_which_parts_of_the_pinned_ones_have_changed() {
+fn a_gate_for_definitions_names_the_changed_parts() {
     let [one, two, three] = versions();
     let mut driver = Driver::fresh(settings());
     driver.offer(vec![one.clone()]);
@@ -78,7 +78,7 @@ fn an_approval_of_what_the_server_has_replaced_is_compared_with_nothing_else() {
 }
 
 #[test]
-fn pins_of_a_version_without_parts_get_them_with_the_next_list() {
+fn pins_of_a_version_without_parts_are_completed_by_the_next_list() {
     let [one, two, _] = versions();
     for (seen_again, parts) in [(false, ""), (true, " (description, parameters +to)")] {
         let mut driver = Driver::fresh(settings());

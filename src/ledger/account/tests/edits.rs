@@ -54,7 +54,7 @@ fn a_limit_lowered_below_use_grants_nothing_until_it_holds_and_calls_back_the_re
 }
 
 #[test]
-fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
+fn a_planned_grant_is_withdrawn_when_its_limit_is_lowered() {
     let planned = |limit_now| {
         let mut account = new(terms(limit(1_000), hourly()));
         account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
@@ -79,7 +79,7 @@ fn what_is_planned_when_a_limit_is_lowered_is_granted_no_more() {
 }
 
 #[test]
-fn what_a_record_under_way_grants_is_not_taken_back() {
+fn the_grants_of_a_record_in_progress_are_not_revoked() {
     let mut account = new(terms(limit(1_000), hourly()));
     account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     let held = account.reserved();
@@ -130,7 +130,7 @@ fn limit_of_nothing() -> LimitAmounts {
 }
 
 #[test]
-fn a_kind_that_is_limited_no_more_is_in_no_ones_way() {
+fn a_kind_that_is_no_longer_limited_blocks_no_call() {
     let mut account = new(terms(limit(100), hourly()));
     spend(&mut account, "a", 100, at(0));
     let calls = LimitAmounts {
@@ -190,7 +190,7 @@ fn leases_of_another_window_count_wherever_they_are_spent() {
 }
 
 #[test]
-fn a_window_changed_while_nobody_led_means_the_same() {
+fn a_window_changed_without_a_leader_has_the_same_effect() {
     let rules = [
         hourly(),
         WindowRule::Rolling(SignedDuration::from_mins(5)),
@@ -239,7 +239,7 @@ fn a_top_up_counts_once_in_the_window_it_lands_in() {
 }
 
 #[test]
-fn an_approval_is_forgotten_with_its_window() {
+fn an_approval_expires_with_its_window() {
     let mut account = new(terms(limit(100), hourly()));
     assert!(account.top_up("gate/1", tokens(50), at(0)));
     account.advance(at(3_599));
@@ -279,7 +279,7 @@ fn a_top_up_does_not_raise_the_part_of_one_agent() {
 }
 
 #[test]
-fn an_agent_made_again_goes_on_where_it_was() {
+fn a_recreated_agent_continues_with_its_usage() {
     let own = LedgerTerms {
         per_agent: limit(60),
         ..terms(limit(1_000), hourly())
@@ -324,7 +324,7 @@ fn a_budget_made_again_begins_empty() {
 }
 
 #[test]
-fn a_ledger_that_is_ahead_of_the_clock_never_goes_back_and_heals() {
+fn a_ledger_ahead_of_the_clock_never_decreases_its_time_and_recovers() {
     let skew = 9 * 3_600;
     let mut wrong = new(terms(limit(100), hourly()));
     spend(&mut wrong, "a", 100, at(skew));

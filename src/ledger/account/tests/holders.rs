@@ -15,7 +15,7 @@ fn held(window: WindowRule) -> Account {
 }
 
 #[test]
-fn a_record_with_leases_of_another_agent_is_of_a_copied_volume() {
+fn a_record_with_leases_of_another_agent_indicates_a_copied_volume() {
     let account = held(hourly());
     assert!(!account.is_of_another(&who("a")));
     assert!(!account.is_of_another(&who("b")), "its record has no leases");
@@ -118,7 +118,7 @@ fn usage_of_a_lease_of_a_past_calendar_window_counts_there_and_not_in_the_next_o
 }
 
 #[test]
-fn a_call_gets_another_lease_once_its_own_is_closed_or_of_a_past_window() {
+fn a_call_receives_another_lease_once_its_own_is_closed_or_of_a_past_window() {
     let grants = |mut account: Account, second: i64| {
         account.request_grant(&who("a"), &for_a_call(100), at(second)).unwrap();
         write(&mut account);

@@ -195,7 +195,7 @@ fn a_call_above_the_whole_limit_never_fits() {
 }
 
 #[test]
-fn totals_that_are_said_again_or_late_count_once() {
+fn repeated_or_late_totals_count_once() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
@@ -223,7 +223,7 @@ fn a_statement_of_another_gateway_changes_nothing() {
 }
 
 #[test]
-fn numbers_that_no_gateway_of_ours_says_leave_no_room() {
+fn implausible_numbers_of_a_gateway_free_no_budget() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);
@@ -288,7 +288,7 @@ fn a_bill_above_its_bound_is_charged_and_nothing_more_is_granted() {
 }
 
 #[test]
-fn a_leader_goes_on_from_the_time_and_the_amounts_of_the_one_before() {
+fn a_leader_continues_from_the_time_and_the_amounts_of_its_predecessor() {
     let mut account = new(terms(limit(100), hourly()));
     spend(&mut account, "a", 30, at(1_000));
     account.request_grant(&who("b"), &for_a_call(50), at(1_000)).unwrap();

@@ -67,7 +67,7 @@ fn a_lease_less_than_half_full_is_filled_ahead_but_never_with_the_last_room() {
 }
 
 #[test]
-fn a_clipped_call_gets_what_is_left() {
+fn a_clipped_call_receives_what_is_left() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
     let ask = GrantRequest {
         least: tokens(60),
@@ -144,7 +144,7 @@ fn an_answer_waits_for_a_write_only_if_what_is_written_is_not_enough_for_its_cal
 }
 
 #[test]
-fn a_lease_that_holds_enough_gets_no_more() {
+fn a_sufficient_lease_is_not_extended() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     account.request_grant(&who("a"), &for_a_call(50), at(0)).unwrap();
     write(&mut account);
@@ -154,7 +154,7 @@ fn a_lease_that_holds_enough_gets_no_more() {
 }
 
 #[test]
-fn one_agent_gets_no_more_than_its_part_whatever_gateways_it_has() {
+fn the_share_of_an_agent_is_enforced_across_its_gateways() {
     let own = LedgerTerms {
         per_agent: limit(50),
         ..terms(limit(1_000), hourly())
@@ -186,7 +186,7 @@ fn crowded() -> Account {
 }
 
 #[test]
-fn who_waits_longest_goes_first() {
+fn the_longest_waiter_is_served_first() {
     let mut account = crowded();
     assert!(
         account
@@ -226,7 +226,7 @@ fn insist(account: &mut Account, name: &str, of: i64, seconds: std::ops::Range<i
 }
 
 #[test]
-fn who_asks_no_more_loses_its_place() {
+fn a_waiter_that_stops_requesting_loses_its_place() {
     let silence = WAITER_TIMEOUT.as_secs();
     let mut account = crowded();
     account
@@ -302,7 +302,7 @@ fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
 }
 
 #[test]
-fn a_wait_goes_on_while_something_comes_back() {
+fn a_wait_continues_while_amounts_are_returned() {
     let mut account = crowded();
     let wait = CONTENTION_WAIT.as_secs();
     insist(&mut account, "big", 900, 0..wait - 1);
@@ -355,7 +355,7 @@ fn served_beside(hog: &[&str], seconds: i64) -> i64 {
 }
 
 #[test]
-fn calls_that_take_everything_and_cost_nothing_do_not_keep_others_back() {
+fn calls_that_reserve_everything_and_cost_nothing_do_not_block_others() {
     for hogs in [&["h1"][..], &["h1", "h2", "h3", "h4", "h5", "h6"]] {
         let served = served_beside(hogs, 600);
         assert!(served >= 400, "{served} of 600 seconds beside {} hogs", hogs.len());
@@ -418,7 +418,7 @@ fn a_large_grant_has_ended_once_its_gateway_holds_the_fair_part_of_all_that_hold
 }
 
 #[test]
-fn who_asks_for_more_than_others_could_return_waits_no_longer_and_those_behind_it_do() {
+fn a_request_above_what_others_could_return_does_not_wait_and_those_behind_it_do() {
     for more in [941, 1_001] {
         let mut account = crowded();
         account.request_grant(&who("spender"), &for_a_call(60), at(0)).unwrap();
@@ -439,7 +439,7 @@ fn who_asks_for_more_than_others_could_return_waits_no_longer_and_those_behind_i
 }
 
 #[test]
-fn who_draws_no_more_waits_for_nothing() {
+fn a_withdrawn_agent_waits_for_nothing() {
     let mut account = crowded();
     account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
     account.withdraw(&who("big").agent);
@@ -448,7 +448,7 @@ fn who_draws_no_more_waits_for_nothing() {
 }
 
 #[test]
-fn a_buried_gateway_waits_for_nothing() {
+fn a_forfeited_gateway_waits_for_nothing() {
     let mut account = crowded();
     account.request_grant(&who("big"), &for_a_call(500), at(0)).unwrap_err();
     account.forfeit("record of big", at(1));
@@ -488,7 +488,7 @@ fn more_gateways_than_a_record_may_name_wait() {
 }
 
 #[test]
-fn the_longest_record_is_far_below_what_the_api_server_takes() {
+fn the_longest_record_is_far_below_the_size_limit_of_the_api_server() {
     let huge = |number: i64| Amount::from_fn(|_| number);
     let most = 1_000_000_000_000;
     let everything = LimitAmounts::from_fn(|_| Some(i64::MAX / 2));
@@ -537,7 +537,7 @@ fn the_longest_record_is_far_below_what_the_api_server_takes() {
 }
 
 #[test]
-fn of_very_many_agents_none_gets_more_than_its_part() {
+fn of_very_many_agents_none_exceeds_its_share() {
     let own = LedgerTerms {
         per_agent: limit(10_000),
         ..terms(limit(i64::MAX), WindowRule::Lifetime)

@@ -104,7 +104,7 @@ async fn until(connection: &mut TcpStream, words: &str) -> String {
 }
 
 #[tokio::test]
-async fn nothing_is_answered_without_the_token() {
+async fn no_request_is_answered_without_the_token() {
     let server = served(LIMITS);
     let wrong = TOKEN.replace('d', "e");
     for path in [
@@ -256,7 +256,7 @@ async fn the_policy_allows_the_script_and_the_style_of_the_page_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_stream_begins_with_everything_goes_on_with_what_changes_and_ends_with_the_run() {
+async fn a_stream_begins_with_everything_continues_with_changes_and_ends_with_the_run() {
     let server = served(LIMITS);
     let mut stream = server.stream().await;
     let first = until(&mut stream, "events/n/b").await;
@@ -306,7 +306,10 @@ async fn a_stream_without_changes_has_a_comment_in_time() {
     let (_, reader) = PageReader::new(content.subscribe(), slot).next().await.unwrap();
     let since = Instant::now();
     let (text, _) = reader.unwrap().next().await.unwrap();
-    assert_eq!((text.as_str(), since.elapsed() >= live::SILENCE), (":\n\n", true));
+    assert_eq!(
+        (text.as_str(), since.elapsed() >= live::KEEP_ALIVE_INTERVAL),
+        (":\n\n", true)
+    );
 }
 
 #[tokio::test]

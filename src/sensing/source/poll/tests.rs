@@ -122,7 +122,7 @@ async fn failure(poller: SourcePoller) -> SourceCondition {
 }
 
 #[tokio::test]
-async fn a_page_is_asked_for_again_with_the_validator_of_what_is_on_disk() {
+async fn a_page_is_requested_with_the_validator_that_is_on_disk() {
     let page_of = |tag: &str, text: &'static str| ([("etag", tag.to_owned())], text).into_response();
     let server = server(vec![
         page_of("\"1\"", "one"),
@@ -215,7 +215,7 @@ async fn an_answer_that_does_not_come_is_a_failure_after_the_timeout() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_a_failure_and_comes_again() {
+async fn a_page_that_cannot_be_stored_is_a_failure_and_is_requested_again() {
     let server = server(vec!["a".into_response(), "a".into_response()]).await;
     let answers = [ArrivalOutcome::NotNow, ArrivalOutcome::OnDisk];
     let (messages, condition) =
@@ -225,7 +225,7 @@ async fn what_cannot_be_kept_is_a_failure_and_comes_again() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_allowed_is_not_asked() {
+async fn a_forbidden_address_is_not_requested() {
     let server = server(vec!["a".into_response()]).await;
     let message = failure(poller(&server.url, "10.0.0.0/8", page()))
         .await
@@ -239,7 +239,7 @@ async fn an_address_that_is_not_allowed_is_not_asked() {
 }
 
 #[tokio::test]
-async fn a_name_that_leads_to_such_an_address_is_not_asked() {
+async fn a_host_name_that_resolves_to_a_forbidden_address_is_not_requested() {
     let server = server(vec!["a".into_response()]).await;
     let url = server.url.replace("127.0.0.1", "localhost");
     let message = failure(poller(&url, "10.0.0.0/8", page())).await.failure.unwrap();
@@ -251,7 +251,7 @@ async fn a_name_that_leads_to_such_an_address_is_not_asked() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_such_an_address_is_not_followed() {
+async fn a_redirect_to_a_forbidden_address_is_not_followed() {
     for target in [
         "http://127.0.0.2:9/",
         "http://[::1]:9/",
@@ -301,7 +301,7 @@ async fn a_redirect_to_tls_names_the_url_that_is_to_be_mended() {
 }
 
 #[tokio::test]
-async fn the_headers_of_a_secret_go_to_its_host_only() {
+async fn headers_of_a_secret_are_sent_to_its_host_only() {
     let other = server(vec!["stolen".into_response()]).await;
     let server = server(vec![
         Redirect::temporary("/here").into_response(),
@@ -340,7 +340,7 @@ async fn a_key_that_is_no_header_is_named(#[case] key: &str, #[case] value: &str
 }
 
 #[tokio::test]
-async fn a_page_can_be_asked_for_with_a_body() {
+async fn a_page_can_be_requested_with_a_body() {
     let server = server(vec!["a".into_response()]).await;
     let question = PollQuery::Page {
         method: HttpMethod::Post,
@@ -364,7 +364,7 @@ fn prometheus() -> PollQuery {
 }
 
 #[tokio::test]
-async fn a_query_gives_numbers_without_times() {
+async fn a_query_returns_numbers_without_times() {
     let vector = r#"{"status":"success","data":{"resultType":"vector","result":[
         {"metric":{"job":"a"},"value":[1700000000.1,"1.5"]},{"metric":{},"value":[1700000000.1,"NaN"]}]}}"#;
     let server = server(vec![vector.into_response()]).await;
@@ -400,7 +400,7 @@ fn every_kind_of_result_loses_its_times() {
 #[case::another_server("<html>".into_response(), "the response is not from the Prometheus API; check url")]
 #[case::away(StatusCode::SERVICE_UNAVAILABLE.into_response(), "the server answers with status 503")]
 #[tokio::test]
-async fn a_query_that_fails_says_what_to_look_at(#[case] answer: Response, #[case] expected: &str) {
+async fn a_failed_query_names_what_to_check(#[case] answer: Response, #[case] expected: &str) {
     let server = server(vec![answer]).await;
     let condition = failure(poller(&server.url, LOOPBACK, prometheus())).await;
     assert_eq!(condition.failure.as_deref(), Some(expected));

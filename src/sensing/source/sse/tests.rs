@@ -38,13 +38,16 @@ fn parsed(text: &str) -> Vec<SseEvent> {
 #[case::of_the_allowed_length("data: 01234567890123456789\n\n", &[("01234567890123456789", None, None)])]
 #[case::too_long("data: 012345678901234567890123456789\n\n", &[("012345678901234567890", None, None)])]
 #[case::too_long_in_lines("data: 01234567890\ndata: 0123456789\n\ndata: b\n\n", &[("01234567890\n012345678", None, None), ("b", None, None)])]
-fn a_stream_is_read_as_its_standard_says(#[case] text: &str, #[case] events: &[(&str, Option<&str>, Option<&str>)]) {
+fn a_stream_is_parsed_according_to_its_standard(
+    #[case] text: &str,
+    #[case] events: &[(&str, Option<&str>, Option<&str>)],
+) {
     let events: Vec<_> = events.iter().map(|(data, id, last)| event(data, *id, *last)).collect();
     assert_eq!(parsed(text), events);
 }
 
 #[test]
-fn the_server_says_how_long_to_wait() {
+fn the_server_sets_the_retry_delay() {
     let mut parser = SseParser::new(20, None);
     assert!(parser.push(b"retry: 1500\nretry: x\n\n").is_empty());
     assert_eq!(parser.retry, Some(Duration::from_millis(1500)));
@@ -56,7 +59,7 @@ fn the_server_says_how_long_to_wait() {
 #[case(1_500, 1_500)]
 #[case(300_001, 300_000)]
 #[case(u64::MAX, 300_000)]
-fn no_server_is_asked_again_within_a_second_or_after_more_than_five_minutes(#[case] asked: u64, #[case] waited: u64) {
+fn a_retry_delay_is_at_least_a_second_and_at_most_five_minutes(#[case] asked: u64, #[case] waited: u64) {
     let mut parser = SseParser::new(20, None);
     assert_eq!(parser.pause(), None);
     parser.push(format!("retry: {asked}\n\n").as_bytes());
@@ -95,7 +98,7 @@ fn listener(url: &str, idle: Duration) -> SseListener {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_after_the_last_event_that_is_on_disk() {
+async fn a_stream_continues_after_the_last_event_that_is_on_disk() {
     let (url, mut connections) = server().await;
     let (feed, mut arrivals) = SourceFeed::new();
     let mut condition = feed.condition();

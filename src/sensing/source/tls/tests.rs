@@ -153,7 +153,7 @@ async fn without_a_named_authority_the_systems_do_not_trust_this_one() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_a_certificate_gets_that_of_the_secret() {
+async fn a_server_that_requires_a_certificate_receives_that_of_the_secret() {
     let (authority, other) = (Authority::new(), Authority::new());
     let server = server(&authority, Some(&authority));
     let ca = authority.ca_dir();
@@ -202,7 +202,7 @@ async fn a_client_certificate_is_not_offered_where_a_redirect_leads_to_another_s
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_secret_is_said_with_its_field_and_heals() {
+async fn a_problem_with_a_secret_is_reported_with_its_field_and_recovers() {
     let authority = Authority::new();
     let server = server(&authority, None);
     let (ca, certificate) = (authority.ca_dir(), authority.certificate_dir());

@@ -131,7 +131,7 @@ async fn texts_and_bytes_are_events_and_each_connection_begins_with_headers_and_
 }
 
 #[tokio::test]
-async fn a_message_of_the_allowed_length_is_taken_and_a_longer_one_is_dropped_with_its_connection() {
+async fn a_message_of_the_maximum_length_is_accepted_and_a_longer_one_closes_the_connection() {
     let fragment = |text: &str, code, is_last| {
         Message::Frame(Frame::message(text.as_bytes().to_vec(), OpCode::Data(code), is_last))
     };
@@ -201,7 +201,7 @@ async fn a_server_that_never_answers_is_silent() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_now_is_given_again_since_nobody_sends_it_again() {
+async fn a_message_that_cannot_be_stored_is_offered_again_since_the_server_does_not_repeat_it() {
     let mut running = Running::new(SOON, |_| {}).await;
     let mut socket = running.connection().await;
     socket.send(Message::text("a")).await.unwrap();
@@ -223,7 +223,7 @@ async fn what_cannot_be_kept_now_is_given_again_since_nobody_sends_it_again() {
 #[case::restart(1012, Some("service restart"))]
 #[case::its_own(4001, Some("application-specific; see the server's documentation"))]
 #[case::unknown(3999, Some("unknown code"))]
-fn a_close_is_said_in_words_without_those_of_the_server(#[case] code: u16, #[case] meaning: Option<&str>) {
+fn a_close_is_reported_without_the_text_of_the_server(#[case] code: u16, #[case] meaning: Option<&str>) {
     let close = CloseFrame {
         code: code.into(),
         reason: "the key is hunter2".into(),

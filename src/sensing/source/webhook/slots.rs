@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_so_many_in_all_and_of_one_peer_and_a_dropped_one_is_free_again() {
+    fn slots_are_limited_in_total_and_per_peer_and_a_dropped_one_is_free_again() {
         let peer = |last: u8| IpAddr::from([10, 0, 0, last]);
         let slots = PeerSlots::new(5, 2, 1);
         let mut held: Vec<_> = (0..2).map(|_| slots.take(peer(1)).unwrap()).collect();

@@ -163,7 +163,7 @@ fn standard(body: &str, at: i64) -> Vec<(&'static str, String)> {
 #[case(ArrivalOutcome::Dropped, 429)]
 #[case(ArrivalOutcome::NotNow, 503)]
 #[tokio::test]
-async fn the_answer_says_what_became_of_it(#[case] taken: ArrivalOutcome, #[case] status: u16) {
+async fn the_answer_reports_the_outcome_of_the_arrival(#[case] taken: ArrivalOutcome, #[case] status: u16) {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let body = r#"{"action":"opened"}"#;
     let (answer, message) = hook.send(&github(body), body.into(), taken).await;
@@ -177,7 +177,7 @@ async fn the_answer_says_what_became_of_it(#[case] taken: ArrivalOutcome, #[case
 }
 
 #[tokio::test]
-async fn standard_webhooks_are_taken_once_their_signature_and_time_are_right() {
+async fn standard_webhooks_are_accepted_once_their_signature_and_time_are_valid() {
     let key = String::from_utf8(openssl(&["base64", "-A"], KEY.as_bytes())).unwrap();
     let mut hook = Hook::new(SignatureScheme::StandardWebhooks, &format!("whsec_{key}\n")).await;
     let now = Timestamp::now().as_second();
@@ -193,7 +193,7 @@ async fn standard_webhooks_are_taken_once_their_signature_and_time_are_right() {
 }
 
 #[tokio::test]
-async fn what_is_not_signed_with_the_key_is_refused_and_reaches_nobody() {
+async fn a_request_not_signed_with_the_key_is_refused_and_not_forwarded() {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let unsigned = hook.send(&[], "{}".into(), ArrivalOutcome::OnDisk).await;
     assert_eq!(unsigned, (401, None));
@@ -207,7 +207,7 @@ async fn what_is_not_signed_with_the_key_is_refused_and_reaches_nobody() {
 }
 
 #[tokio::test]
-async fn a_body_of_the_allowed_length_is_taken_and_one_byte_more_is_not() {
+async fn a_body_of_the_maximum_length_is_accepted_and_one_byte_more_is_not() {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let (exact, longer) = ("x".repeat(100), "x".repeat(101));
     assert_eq!(
@@ -224,7 +224,7 @@ async fn a_body_of_the_allowed_length_is_taken_and_one_byte_more_is_not() {
 }
 
 #[tokio::test]
-async fn without_a_key_nothing_is_taken_and_the_sender_is_told_to_come_again() {
+async fn without_a_key_nothing_is_accepted_and_the_sender_should_retry() {
     let mut hook = Hook::new(SignatureScheme::GitHub, "").await;
     assert_eq!(
         hook.send(&github("{}"), "{}".into(), ArrivalOutcome::OnDisk).await,
@@ -239,7 +239,7 @@ async fn without_a_key_nothing_is_taken_and_the_sender_is_told_to_come_again() {
 }
 
 #[tokio::test]
-async fn when_nobody_keeps_what_comes_the_sender_is_told_to_come_again() {
+async fn without_a_consumer_the_sender_should_retry() {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     hook.arrivals.close();
     assert_eq!(
@@ -256,7 +256,7 @@ async fn when_nobody_keeps_what_comes_the_sender_is_told_to_come_again() {
 #[case("application/json", "[1]", 202)]
 #[case("text/plain", "no", 202)]
 #[tokio::test]
-async fn what_says_that_it_is_json_must_be_it(#[case] content: &str, #[case] body: &str, #[case] status: u16) {
+async fn a_body_declared_as_json_must_be_json(#[case] content: &str, #[case] body: &str, #[case] status: u16) {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let mut headers = github(body);
     headers.push(("Content-Type", content.to_owned()));
@@ -350,7 +350,7 @@ async fn slow_sender(address: &str, bytes: usize) -> tokio::net::TcpStream {
 }
 
 #[tokio::test]
-async fn one_peer_without_the_key_does_not_take_the_room_for_all_bodies() {
+async fn a_peer_without_the_key_does_not_exhaust_the_memory_for_all_bodies() {
     let most = BODIES_BYTES / PEERS;
     let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, most).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
@@ -381,7 +381,7 @@ async fn has_room(stream: &mut tokio::net::TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn one_peer_has_its_part_of_the_room_to_the_byte_and_gets_it_back() {
+async fn a_peer_has_its_exact_share_of_the_memory_and_releases_it() {
     let part = BODIES_BYTES / PEERS;
     let hook = Hook::sized(SignatureScheme::GitHub, KEY, part).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
@@ -402,7 +402,7 @@ async fn one_peer_has_its_part_of_the_room_to_the_byte_and_gets_it_back() {
 }
 
 #[tokio::test]
-async fn a_key_that_cannot_be_one_is_said_and_opens_nothing() {
+async fn an_invalid_key_is_reported_and_admits_nothing() {
     let mut hook = Hook::new(SignatureScheme::StandardWebhooks, "whsec_").await;
     let headers = standard("{}", Timestamp::now().as_second());
     assert_eq!(

@@ -5,7 +5,7 @@ use pretty_assertions::assert_eq;
 use super::*;
 
 #[test]
-fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_alone() {
+fn an_acknowledgement_of_unknown_numbers_changes_the_id_for_that_receiver_alone() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a"), receiver("b")], now()).unwrap();
@@ -42,7 +42,7 @@ fn a_word_about_numbers_that_were_never_given_changes_the_id_for_that_receiver_a
 }
 
 #[test]
-fn an_outbox_that_went_back_gives_no_number_again_and_a_lost_one_has_another_id() {
+fn a_restored_outbox_reuses_no_number_and_a_lost_one_has_another_id() {
     let (first, second) = (dir(), dir());
     let (mut outbox, _) = open(first.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -57,7 +57,7 @@ fn an_outbox_that_went_back_gives_no_number_again_and_a_lost_one_has_another_id(
 }
 
 #[test]
-fn an_outbox_of_version_1_goes_on_without_an_id_so_that_nothing_comes_twice() {
+fn an_outbox_of_version_1_continues_without_an_id_so_that_nothing_is_delivered_twice() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -110,7 +110,7 @@ fn an_id_is_known_for_a_day_and_over_restarts() {
 }
 
 #[test]
-fn ids_take_a_quarter_of_the_room_and_the_oldest_go() {
+fn ids_use_a_quarter_of_the_volume_and_the_oldest_are_removed() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     // A quarter of it has room for 204 ids.
@@ -191,7 +191,7 @@ fn what_waits_is_bounded_by_bytes_and_the_newest_stays() {
 }
 
 #[test]
-fn a_full_volume_gives_the_ballast_up_for_what_makes_room() {
+fn a_full_volume_releases_the_ballast_for_what_makes_room() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();

@@ -1,15 +1,15 @@
 //! All modes with faults, from seeds: a loop of a drawn mode runs on a real journal until everything is quiet, against a
-//! simulated environment that counts effects. [`invariants`] knows what must hold; [`broken`] lists broken rules, each of which must be
+//! simulated environment that counts effects. [`invariants`] knows what must hold; [`injected_bugs`] lists broken rules, each of which must be
 //! detected.
 //!
 //! `AGENTLOOP_MODE_SEED=n` replays one schedule and prints what happens; `AGENTLOOP_MODE_SCHEDULES=n` sets their number, and
 //! `AGENTLOOP_MODE_FIRST=n` the first of them.
 
-mod broken;
 mod counts;
 mod denials;
+mod injected_bugs;
 mod invariants;
-mod outside;
+mod loop_environment;
 mod patches;
 mod process;
 mod provider;
@@ -31,9 +31,9 @@ use super::history::History;
 use crate::api::agent::AgentMode;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::LoopView;
-use broken::Broken;
 use counts::SimulationCounts;
-use outside::{LoopEnvironment, seconds};
+use injected_bugs::Broken;
+use loop_environment::{LoopEnvironment, seconds};
 use process::ProcessEnd;
 use schedule::ScheduleSpec;
 
@@ -250,7 +250,7 @@ fn digest() -> u64 {
 }
 
 #[test]
-fn no_schedule_of_any_mode_loses_repeats_or_stands_still() {
+fn no_schedule_of_any_mode_loses_repeats_or_deadlocks() {
     if let Some(seed) = number("AGENTLOOP_MODE_SEED") {
         let ran = attempt(seed, None);
         TRACE.with_borrow(|trace| eprintln!("{}", trace.join("\n")));
@@ -269,7 +269,7 @@ fn no_schedule_of_any_mode_loses_repeats_or_stands_still() {
 }
 
 #[test]
-fn a_seed_always_gives_the_same_schedule() {
+fn a_seed_always_yields_the_same_schedule() {
     for seed in 0..6 {
         let first = (attempt(seed, None).is_ok(), digest());
         assert_eq!(first, (attempt(seed, None).is_ok(), digest()), "seed {seed}");

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::broken::Broken;
-use super::outside::LoopEnvironment;
+use super::injected_bugs::Broken;
+use super::loop_environment::LoopEnvironment;
 use super::schedule::ScheduleSpec;
 use super::task_origins::origin_of;
 use crate::engine::machine::EngineSnapshot;

@@ -31,7 +31,7 @@ fn turn(journal: &mut Journal, number: i64) {
 }
 
 #[test]
-fn a_copy_holds_all_that_is_committed_wherever_it_stands() {
+fn a_copy_contains_all_committed_data_at_any_position_of_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     // The log is checkpointed and restarted again and again.

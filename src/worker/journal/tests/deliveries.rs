@@ -32,10 +32,10 @@ fn keep(journal: &mut Journal, second: i64, records: &[JournalRecord], kept: &Se
 }
 
 #[test]
-fn what_is_remembered_of_a_sensor_is_the_newest_and_comes_back() {
+fn the_newest_record_of_a_sensor_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, restored) = open(dir.path(), 1);
-    assert_eq!(restored.kept, []);
+    assert_eq!(restored.sensor_records, []);
     keep(
         &mut journal,
         1,
@@ -46,11 +46,11 @@ fn what_is_remembered_of_a_sensor_is_the_newest_and_comes_back() {
     keep(&mut journal, 3, &[], &kept("b", 2));
     journal.close(&owner(1)).unwrap();
     let (_, restored) = open(dir.path(), 2);
-    assert_eq!(restored.kept, [kept("a", 7), kept("b", 2)]);
+    assert_eq!(restored.sensor_records, [kept("a", 7), kept("b", 2)]);
 }
 
 #[test]
-fn of_513_sensors_the_one_that_was_silent_longest_is_forgotten_and_of_512_none() {
+fn of_513_sensors_the_one_silent_longest_is_evicted_and_of_512_none() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let most = MAX_SENSORS;
@@ -109,13 +109,13 @@ fn a_journal_of_version_3_remembers_sensors_from_now_on() {
         .unwrap();
     connection.close().unwrap();
     let (mut journal, restored) = open(dir.path(), 2);
-    assert_eq!((restored.transcript.len(), restored.kept.len()), (1, 0));
+    assert_eq!((restored.transcript.len(), restored.sensor_records.len()), (1, 0));
     keep(&mut journal, 1, &[], &kept("a", 1));
     assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
 }
 
 #[test]
-fn files_of_a_sensor_come_back_as_they_were_told_last_and_go_with_it() {
+fn files_of_a_sensor_are_restored_as_last_reported_and_removed_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let with = |sensor: &str, seq, files: &[(&str, Option<FileFingerprint>)]| SensorRecord {
@@ -136,7 +136,7 @@ fn files_of_a_sensor_come_back_as_they_were_told_last_and_go_with_it() {
         with("a", 2, &[("x", Some(print(3, Some("i"))))]),
         with("b", 1, &[("x", Some(print(7, Some("g"))))]),
     ];
-    assert_eq!(restored.kept, expected);
+    assert_eq!(restored.sensor_records, expected);
     journal.claim(&owner(2)).unwrap();
     for number in 0..MAX_SENSORS {
         keep(&mut journal, 4 + number, &[], &kept(&format!("{number:04}"), 1));
@@ -156,7 +156,7 @@ fn a_journal_of_version_4_remembers_files_from_now_on() {
         .unwrap();
     connection.close().unwrap();
     let (journal, restored) = open(dir.path(), 2);
-    assert_eq!((restored.transcript.len(), restored.kept.len()), (1, 0));
+    assert_eq!((restored.transcript.len(), restored.sensor_records.len()), (1, 0));
     assert_eq!(count(&journal, "SELECT count(*) FROM watched_files"), 0);
     assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
 }

@@ -85,7 +85,7 @@ fn the_last_call_of_a_step_and_its_execution_have_the_verdicts_and_its_questions
 }
 
 #[test]
-fn a_step_of_a_goal_with_artifacts_says_how_many_exist() {
+fn a_step_of_a_goal_with_artifacts_records_how_many_exist() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(&mut journal, &[plain(RecordKind::TurnStarted, 1, "")]);

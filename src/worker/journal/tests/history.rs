@@ -258,7 +258,7 @@ fn long_texts_are_cut_and_short_ones_are_not() {
 }
 
 #[test]
-fn what_steps_cost_is_summed_up_and_shown_as_a_decimal_and_is_null_where_nobody_knows() {
+fn the_cost_of_steps_is_summed_as_a_decimal_and_null_where_unknown() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let costs = [
@@ -359,7 +359,7 @@ fn the_older_half_of_steps_above_32_mib_is_dropped_and_of_steps_at_32_mib_is_not
 }
 
 #[test]
-fn a_journal_of_version_2_gets_the_tables_and_its_open_turn_an_execution() {
+fn a_journal_of_version_2_is_migrated_and_its_open_turn_has_an_execution() {
     let dir = tempfile::tempdir().unwrap();
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     connection.execute_batch(OF_VERSION_1).unwrap();

@@ -93,7 +93,7 @@ fn each_row_is_uploaded_as_it_is_now_and_again_only_if_it_changes() {
 }
 
 #[test]
-fn a_step_knows_how_long_its_call_took_and_which_attempt_was_answered() {
+fn a_step_records_the_duration_of_its_call_and_the_answered_attempt() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let attempt = |attempt| CallId { attempt, ..call(1, 1) };
@@ -124,7 +124,7 @@ fn a_step_knows_how_long_its_call_took_and_which_attempt_was_answered() {
 }
 
 #[test]
-fn an_execution_after_which_a_person_was_asked_says_why_and_whether_it_was_approved() {
+fn an_execution_followed_by_a_gate_records_the_reason_and_the_answer() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
@@ -181,7 +181,7 @@ fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
 }
 
 #[test]
-fn a_batch_ends_at_its_bytes_and_a_step_that_is_too_large_goes_without_its_texts() {
+fn a_batch_ends_at_its_bytes_and_an_oversized_step_is_sent_without_its_texts() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let long = "x".repeat(4 * 1024);
@@ -212,7 +212,7 @@ fn a_batch_ends_at_its_bytes_and_a_step_that_is_too_large_goes_without_its_texts
 }
 
 #[test]
-fn a_database_that_knows_less_or_other_changes_gets_all_rows_again_with_higher_numbers() {
+fn a_database_with_fewer_or_other_changes_receives_all_rows_again_with_higher_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
@@ -313,7 +313,7 @@ fn what_a_process_has_sent_is_known_to_the_next_until_an_answer_arrives() {
 }
 
 #[test]
-fn what_so_many_processes_have_sent_is_remembered_and_no_more() {
+fn a_bounded_number_of_earlier_senders_is_remembered() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);

@@ -133,7 +133,7 @@ fn settled(seq: i64, updates: usize, notices: usize) -> Vec<(String, usize, usiz
 }
 
 #[test]
-fn an_event_takes_effect_once_all_its_signals_are_scored_and_those_behind_it_keep_their_order() {
+fn an_event_takes_effect_once_all_its_signals_are_scored_and_later_ones_keep_their_order() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 0), question("b", 0)])));
     assert!(worker.takes("uid", event(2, Vec::new())));
@@ -161,7 +161,7 @@ fn an_event_takes_effect_once_all_its_signals_are_scored_and_those_behind_it_kee
 }
 
 #[test]
-fn a_signal_that_held_is_not_asked_again_before_its_cooldown_is_over() {
+fn a_signal_that_held_is_not_scored_again_before_its_cooldown_is_over() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 60)])));
     worker.settles(0);
@@ -179,7 +179,7 @@ fn a_signal_that_held_is_not_asked_again_before_its_cooldown_is_over() {
 }
 
 #[test]
-fn a_cooldown_that_ends_while_a_later_signal_is_asked_costs_no_second_question() {
+fn a_cooldown_that_ends_while_a_later_signal_is_scored_costs_no_second_question() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 60)])));
     worker.settles(0);
@@ -202,7 +202,7 @@ fn a_clock_that_was_set_back_makes_no_cooldown_longer() {
 }
 
 #[test]
-fn sixteen_events_of_a_sensor_may_wait_and_there_is_room_again_when_one_takes_effect() {
+fn sixteen_events_of_a_sensor_may_wait_and_another_one_once_one_has_taken_effect() {
     let mut worker = Worker::default();
     for seq in 1..=16 {
         assert!(worker.takes("uid", event(seq, vec![question("a", 0)])), "{seq}");
@@ -275,7 +275,7 @@ fn what_scores_did_for_a_sensor_in_a_pod_of_its_own_is_reported_and_of_64_such_s
 }
 
 #[test]
-fn an_outcome_of_nothing_that_waits_is_taken_and_changes_nothing() {
+fn an_outcome_for_no_pending_question_is_accepted_and_changes_nothing() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 0)])));
     for stale in [

@@ -7,9 +7,9 @@ use crate::engine::tasks::TaskOffer;
 use crate::link::deliveries::Delivery;
 use crate::link::task_requests::TaskReceipt;
 use crate::worker::crash_tests::files::Files;
-use crate::worker::crash_tests::modes::broken::Broken;
+use crate::worker::crash_tests::modes::injected_bugs::Broken;
 use crate::worker::crash_tests::modes::invariants::CheckInput;
-use crate::worker::crash_tests::modes::outside::seconds;
+use crate::worker::crash_tests::modes::loop_environment::seconds;
 use crate::worker::crash_tests::modes::patches;
 
 impl Process<'_> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use super::invariants::CheckInput;
-use super::outside::{LoopEnvironment, OutsideEvent, seconds};
+use super::loop_environment::{LoopEnvironment, OutsideEvent, seconds};
 use super::patches;
 use super::schedule::{self, Criterion, ScheduleSpec};
 use crate::api::agent::AgentMode;
@@ -113,7 +113,7 @@ pub(super) fn live(environment: &mut LoopEnvironment, dir: &Path, trace: &mut dy
         .invariants
         .restored(restored.snapshot.as_ref(), &restored.tasks);
     let restored = patches::restored(environment, restored);
-    let sensors = LoopSensors::restore(restored.kept);
+    let sensors = LoopSensors::restore(restored.sensor_records);
     let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),

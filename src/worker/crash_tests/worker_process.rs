@@ -79,12 +79,12 @@ pub(super) fn live(environment: &mut SimulatedEnvironment, dir: &Path, watcher: 
         epoch: environment.epoch,
     };
     let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal");
-    environment.hear_told(&restored.untold);
+    environment.hear_told(&restored.unlogged_lines);
     journal.claim(&owner).expect("a journal");
     // Checkpoint often, so that kills also hit logs that were just restarted.
     journal.checkpoint_every(60);
     let settings = environment.script.settings.clone();
-    let sensors = LoopSensors::restore(restored.kept).with_workspace(true);
+    let sensors = LoopSensors::restore(restored.sensor_records).with_workspace(true);
     let mut engine = match restored.snapshot {
         Some(snapshot) => Engine::restore(settings, snapshot, restored.transcript),
         None => Engine::new(settings),

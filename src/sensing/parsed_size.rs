@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_grows_beyond_the_bound_is_told_from_one_that_does_not() {
+    fn a_text_above_the_bound_once_parsed_is_distinguished_from_one_below_it() {
         const MEBIBYTE: usize = 1024 * 1024;
         for item in ["0", "[0]", "{\"\":0}", "[[],[]]"] {
             assert!(is_too_large(&list(item, MEBIBYTE)), "{item}");

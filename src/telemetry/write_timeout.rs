@@ -9,18 +9,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A stream whose writes wait for the peer for a limited time.
-pub(super) struct UnreadLimit<S> {
+pub(super) struct WriteTimeout<S> {
     stream: S,
     /// The longest wait for the peer to read anything.
-    most: Duration,
+    timeout: Duration,
     /// The end of the current wait; `None`: the peer has room.
     until: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> UnreadLimit<S> {
-    pub(super) fn new(stream: S, most: Duration) -> Self {
+impl<S> WriteTimeout<S> {
+    pub(super) fn new(stream: S, timeout: Duration) -> Self {
         let until = None;
-        Self { stream, most, until }
+        Self { stream, timeout, until }
     }
 
     /// Passes on the outcome of a write, or fails once writes have waited for too long.
@@ -29,16 +29,16 @@ impl<S> UnreadLimit<S> {
             self.until = None;
             return written;
         }
-        let most = self.most;
+        let timeout = self.timeout;
         let until = self
             .until
-            .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + most)));
+            .get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + timeout)));
         ready!(until.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for UnreadLimit<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -48,7 +48,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnreadLimit<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for UnreadLimit<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.checked(context, written)
@@ -87,7 +87,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_fails_when_nothing_is_read_for_the_time_and_not_before() {
         let (ours, mut peer) = duplex(4);
-        let mut ours = UnreadLimit::new(ours, MAX_UNREAD);
+        let mut ours = WriteTimeout::new(ours, MAX_UNREAD);
         let since = Instant::now();
         let slow = tokio::spawn(async move {
             for _ in 0..3 {

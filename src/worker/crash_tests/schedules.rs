@@ -72,7 +72,7 @@ fn compare_ticks(plain: &RunResult, found: &RunResult, deaths: &[KillScope]) {
 }
 
 #[test]
-fn a_worker_killed_at_any_boundary_hears_each_tick_of_a_clock_once() {
+fn a_worker_killed_at_any_boundary_receives_each_tick_of_a_schedule_once() {
     let mut looks = Fingerprints::default();
     let plain = undisturbed(&days(), &mut looks);
     assert_eq!(

@@ -59,7 +59,7 @@ fn doubted(driver: &Driver) -> usize {
 }
 
 #[test]
-fn what_is_refused_in_the_older_half_leaves_after_two_refused_turns_and_the_loop_goes_on() {
+fn refused_content_in_the_older_half_is_excluded_after_two_refused_turns() {
     for place in 0..3 {
         let mut texts = ["alpha", "beta", "gamma", "mail", "delta", "epsilon"];
         texts[place] = POISON;
@@ -95,7 +95,7 @@ fn what_is_refused_in_the_older_half_leaves_after_two_refused_turns_and_the_loop
 }
 
 #[test]
-fn calls_leave_with_their_results_and_what_they_did_stays_in_words() {
+fn calls_are_excluded_with_their_results_and_a_text_lists_their_actions() {
     for place in 0..4 {
         let mut texts = [POISON, "beta", "gamma", "delta"];
         texts[place] = if place == 0 { POISON } else { "mail" };
@@ -158,7 +158,7 @@ fn what_is_refused_in_both_halves_leaves_with_all_of_the_history() {
 
 /// The turn that acted stays in the conversation when it fails, and with it what its tool has read.
 #[test]
-fn a_refusal_because_of_a_turn_that_acted_ends_and_what_the_turn_did_stays_in_words() {
+fn a_refusal_caused_by_a_turn_that_acted_ends_and_its_actions_stay_as_text() {
     for refuse in WAYS {
         for history in [&["alpha", "beta"][..], &[]] {
             let mut driver = with_history(history);
@@ -287,7 +287,7 @@ fn a_cause_elsewhere_that_ends_during_a_trial_costs_no_memory() {
 }
 
 #[test]
-fn a_turn_on_trial_that_is_refused_for_what_it_reads_itself_is_followed_by_one_with_the_whole_history() {
+fn a_trial_turn_refused_for_its_own_reads_is_followed_by_one_with_the_whole_history() {
     for refuse in WAYS {
         let mut driver = with_history(&[POISON, "beta", "gamma", "delta"]);
         assert!(!ask_with(&mut driver, refuse) && !ask_with(&mut driver, refuse));

@@ -23,7 +23,7 @@ const MAX_REFUSED: u32 = 2;
 /// What is suspected of the history.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(default)]
-pub struct HistoryDoubt {
+pub struct HistoryExclusion {
     /// Refused turns in a row.
     refused: u32,
     /// Messages of the transcript before those that are left out.
@@ -62,7 +62,7 @@ impl HistoryTrial {
     }
 }
 
-impl HistoryDoubt {
+impl HistoryExclusion {
     /// The messages of the transcript that are left out of the agent's own turns.
     pub fn left_out(&self) -> Range<usize> {
         match self.stage {

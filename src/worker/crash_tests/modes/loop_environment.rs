@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::super::files::Files;
-use super::broken::Broken;
 use super::counts::SimulationCounts;
+use super::injected_bugs::Broken;
 use super::invariants::InvariantChecker;
 use super::provider::Provider;
 use super::random::Random;
