@@ -180,7 +180,7 @@ async fn tables_of_version_1_are_migrated_with_their_rows_and_show_the_steps_of_
     postgres
         .run(
             "DROP VIEW agent_goal_steps; ALTER TABLE agent_execution_history DROP COLUMN trace_id;
-             ALTER TABLE agent_execution_audit DROP COLUMN trace_id; DELETE FROM agentloop_migrations WHERE version > 1",
+             ALTER TABLE agent_execution_audit DROP COLUMN trace_id, DROP COLUMN cause; DELETE FROM agentloop_migrations WHERE version > 1",
         )
         .await;
     let validation = |validation: serde_json::Value| HistoryBatch {
