@@ -37,7 +37,7 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
 
 /// A number with its noun: `1 step`, `2 steps`.
 #[must_use]
-pub fn counted<N: PartialEq + From<u8> + std::fmt::Display>(number: N, one: &str, many: &str) -> String {
+pub fn counted<N: Copy + PartialEq + From<u8> + std::fmt::Display>(number: N, one: &str, many: &str) -> String {
     let noun = if number == N::from(1) { one } else { many };
     format!("{number} {noun}")
 }

@@ -244,6 +244,7 @@ fn list(headers: &HeaderMap, name: &HeaderName) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
     use std::io::read_to_string;
     use std::net::SocketAddr;
 
@@ -370,7 +371,10 @@ mod tests {
         let text = Arc::new(Metrics::new().unwrap());
         for number in 0..500_u64 {
             let words = (1..50).map(|word| (number * 50 + word).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            let reason: String = words.map(|word| format!("{:016x}", word ^ (word >> 31))).collect();
+            let mut reason = String::new();
+            for word in words {
+                write!(reason, "{:016x}", word ^ (word >> 31)).unwrap();
+            }
             text.link_refusals.with_label_values(&[reason.as_str()]).inc();
         }
         text

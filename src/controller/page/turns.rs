@@ -108,6 +108,9 @@ impl TurnFollower {
     }
 }
 
+/// Number of followed Agents of a namespace, and the one of them that was shown longest ago.
+type FollowedShare<'a> = (usize, Reverse<(Instant, &'a NamespacedName)>);
+
 impl FollowedLoops {
     /// Whether an Agent of this namespace can be followed. If all places are taken, the namespace that has the most loses the
     /// Agent that was shown longest ago, provided that it has more than this one also with the new one: so the pages of one tenant
@@ -116,7 +119,7 @@ impl FollowedLoops {
         if self.agents.len() < MAX_FOLLOWED {
             return true;
         }
-        let mut namespaces: HashMap<&str, (usize, Reverse<(Instant, &NamespacedName)>)> = HashMap::new();
+        let mut namespaces: HashMap<&str, FollowedShare<'_>> = HashMap::new();
         for (agent, entry) in &self.agents {
             let shown = Reverse((entry.shown, agent));
             let (count, oldest) = namespaces.entry(&agent.namespace).or_insert((0, shown));
@@ -203,12 +206,8 @@ mod tests {
     }
 
     fn count(follower: &TurnFollower, namespace: &str) -> usize {
-        let followed = follower.lock();
-        followed
-            .agents
-            .keys()
-            .filter(|agent| agent.namespace == namespace)
-            .count()
+        let loops = follower.lock();
+        loops.agents.keys().filter(|agent| agent.namespace == namespace).count()
     }
 
     #[tokio::test(start_paused = true)]

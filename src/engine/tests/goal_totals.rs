@@ -16,8 +16,8 @@ fn priced(answer: ModelAnswer, tokens: u64, cost: i64) -> ModelAnswer {
     }
 }
 
-fn usage(calls: i64, tokens: i64, cost: i64) -> Option<GoalUsage> {
-    Some(GoalUsage { calls, tokens, cost })
+fn usage(calls: i64, tokens: i64, cost: i64) -> GoalUsage {
+    GoalUsage { calls, tokens, cost }
 }
 
 impl Driver {
@@ -31,12 +31,12 @@ fn a_run_lasts_from_its_first_turn_to_its_end_and_counts_the_calls_of_turns_and_
     let mut driver = Driver::with_goal(goal(tests_and_sense));
     let start = driver.now;
     assert_eq!(driver.goal_view().started_at, Some(start));
-    assert_eq!(driver.used(), usage(0, 0, 0));
+    assert_eq!(driver.used(), Some(usage(0, 0, 0)));
     driver.pass(seconds(5));
     driver.answer(priced(says("Not yet."), 10, 100));
     driver.done(1, "exit code 1\nno");
     driver.next_timer();
-    assert_eq!(driver.used(), usage(1, 10, 100), "the next call is under way");
+    assert_eq!(driver.used(), Some(usage(1, 10, 100)), "the next call is under way");
     driver.answer(priced(finish("done"), 20, 200));
     driver.done(1, "exit code 0\nok");
     assert_eq!(driver.purpose, CallPurpose::Judge);
@@ -46,7 +46,7 @@ fn a_run_lasts_from_its_first_turn_to_its_end_and_counts_the_calls_of_turns_and_
     let view = driver.goal_view();
     assert_eq!(view.end, Some(GoalEnd::CriteriaMet));
     assert_eq!((view.started_at, view.ended_at), (Some(start), Some(driver.now)));
-    assert_eq!(view.usage, usage(3, 33, 330));
+    assert_eq!(view.usage, Some(usage(3, 33, 330)));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn nothing_is_known_before_the_first_turn() {
     assert_eq!((view.started_at, view.usage), (None, None));
     driver.next_timer();
     assert_eq!(driver.goal_view().started_at, Some(driver.now));
-    assert_eq!(driver.used(), usage(0, 0, 0));
+    assert_eq!(driver.used(), Some(usage(0, 0, 0)));
 }
 
 #[test]
@@ -71,7 +71,11 @@ fn calls_that_were_refused_do_not_count_and_those_that_failed_do() {
     driver.fail(FailureKind::Unreachable);
     driver.next_timer();
     driver.answer(says("Not yet."));
-    assert_eq!(driver.used(), usage(2, 0, 0), "usage that is not reported is not known");
+    assert_eq!(
+        driver.used(),
+        Some(usage(2, 0, 0)),
+        "usage that is not reported is not known"
+    );
 }
 
 #[test]
@@ -85,12 +89,15 @@ fn the_totals_outlast_restarts_and_are_new_with_the_next_run() {
     driver.answer(priced(says("Not yet."), 10, 100));
     let ended = driver.goal_view();
     assert_eq!(ended.end, Some(GoalEnd::StepLimit));
-    assert_eq!((ended.ended_at, ended.usage), (Some(driver.now), usage(2, 20, 200)));
+    assert_eq!(
+        (ended.ended_at, ended.usage),
+        (Some(driver.now), Some(usage(2, 20, 200)))
+    );
     driver.pass(seconds(60));
     driver.restart(3);
     let view = driver.goal_view();
     assert_eq!((view.started_at, view.ended_at), (Some(driver.now), None));
-    assert_eq!(view.usage, usage(0, 0, 0));
+    assert_eq!(view.usage, Some(usage(0, 0, 0)));
 }
 
 #[test]
@@ -106,7 +113,7 @@ fn an_edit_of_the_goal_is_part_of_the_run_as_its_steps_are() {
     driver.restart(2);
     let view = driver.goal_view();
     assert_eq!((view.steps, view.started_at), (1, Some(start)));
-    assert_eq!(view.usage, usage(1, 10, 100));
+    assert_eq!(view.usage, Some(usage(1, 10, 100)));
 }
 
 #[test]
@@ -175,5 +182,5 @@ fn the_usage_changes_only_together_with_something_else_that_is_seen() {
             }
         }
     }
-    assert_eq!(driver.used(), usage(5, 50, 500));
+    assert_eq!(driver.used(), Some(usage(5, 50, 500)));
 }

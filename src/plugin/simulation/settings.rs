@@ -52,6 +52,7 @@ pub const NOT_COMPUTABLE: [(&str, &str); 6] = [
 const ONLY_TOKENS: &str = "a history records only tokens, calls and cost";
 
 /// A mistake in the flags.
+#[must_use]
 pub fn usage(text: String) -> PluginError {
     PluginError::Usage(text)
 }
@@ -105,9 +106,8 @@ pub struct SettingSchemas {
 
 /// The schema of a part of a kind.
 fn schema(definition: &str, part: &str) -> Value {
-    let all = crd::all().into_iter();
-    let found = all.filter(|found| found.name_any() == definition);
-    let whole = found.filter_map(|found| serde_json::to_value(found).ok()).next();
+    let mut found = crd::all().into_iter().filter(|found| found.name_any() == definition);
+    let whole = found.find_map(|found| serde_json::to_value(found).ok());
     let place = format!("/spec/versions/0/schema/openAPIV3Schema/properties/{part}");
     whole
         .and_then(|mut whole| Some(whole.pointer_mut(&place)?.take()))

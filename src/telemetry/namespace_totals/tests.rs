@@ -150,7 +150,7 @@ fn a_lower_count_of_refused_calls_adds_nothing_and_is_where_counting_goes_on() {
 
 #[test]
 fn refused_calls_of_an_agent_that_was_recreated_while_the_watch_was_interrupted_are_counted_once() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.seen("x", "1", 5);
     harness.refuse("x", "1", 0);
     assert_eq!(harness.refuse("x", "1", 7), "7");
@@ -163,7 +163,7 @@ fn refused_calls_of_an_agent_that_was_recreated_while_the_watch_was_interrupted_
 
 #[test]
 fn numbers_that_no_gateway_has_decrease_no_sum() {
-    let harness = TotalsHarness::new();
+    let harness = TotalsHarness::default();
     harness.seen("x", "1", 5);
     harness.refuse("x", "1", 0);
     assert_eq!(harness.refuse("x", "1", 4), "4");

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::mutation::{bent, mutated};
 use super::rounds;
-use crate::events::harness::{EDITOR, EPOCH, EventsHarness, patience};
+use crate::events::harness::{EDITOR, EPOCH, EventsHarness, wait_until};
 use crate::support::agents::agent;
 use crate::support::tokens::token;
 
@@ -112,7 +112,7 @@ impl PodHarness {
                 while response.chunk().await?.is_some() {}
                 Ok(response.status())
             }));
-            patience("the subscription", || first(&self.controller).is_some()).await;
+            wait_until("the subscription", || first(&self.controller).is_some()).await;
         }
         first(&self.controller).unwrap().id
     }
@@ -200,7 +200,7 @@ fn no_message_of_a_pod_makes_the_controller_panic() {
     runtime.block_on(async {
         harness.controller.forget_pod();
         for reader in harness.readers {
-            let ended = tokio::time::timeout(Duration::from_secs(60), reader).await.unwrap();
+            let ended = tokio::time::timeout(Duration::from_mins(1), reader).await.unwrap();
             assert_eq!(ended.unwrap().unwrap(), StatusCode::OK);
         }
     });
