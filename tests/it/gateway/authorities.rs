@@ -133,7 +133,8 @@ async fn each_server_is_trusted_by_its_own_authority_which_is_read_for_each_requ
 #[tokio::test]
 async fn a_server_of_another_authority_is_refused_and_nothing_is_sent_or_charged() {
     let (server, other) = (PrivateServer::start().await, PrivateServer::start().await);
-    let unknown = "cannot be reached: invalid peer certificate: UnknownIssuer; check";
+    // The authorities of the tests have the same name, so that the signature is what does not match.
+    let rejected = "cannot be reached: invalid peer certificate: BadSignature; check";
     for named in [true, false] {
         let harness = started(&server, named).await;
         for dir in ["model", "light-model", "tools/hub"] {
@@ -141,12 +142,12 @@ async fn a_server_of_another_authority_is_refused_and_nothing_is_sent_or_charged
         }
         let refused = failure(harness.call("t1c1a1", &whole()).await).await;
         assert_eq!(refused.kind, FailureKind::Unreachable);
-        let says = format!("the model server at spec.model.baseURL {unknown} spec.model.tls.caSecretRef");
+        let says = format!("the model server at spec.model.baseURL {rejected} spec.model.tls.caSecretRef");
         assert_eq!(refused.message, says, "with a Secret: {named}");
         let refused = tool_call(&harness).await;
         assert_eq!(refused.headers()[MCP_FAILURE_HEADER], NOT_SENT);
         let says =
-            format!("the server at spec.tools.servers[hub].url {unknown} spec.tools.servers[hub].tls.caSecretRef");
+            format!("the server at spec.tools.servers[hub].url {rejected} spec.tools.servers[hub].tls.caSecretRef");
         assert_eq!(refused.text().await.unwrap(), says, "with a Secret: {named}");
         harness.until_counted(0, 0).await;
     }
