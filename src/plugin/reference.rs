@@ -142,8 +142,8 @@ call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or 
 
 Calls keep their recorded times: a loop that was stopped would have continued later, with different calls. The first stop is therefore more exact than those after it: for
 limits on calls, actions, turns, failures and hours it is the one of a loop that really runs under the limit. A limit on tokens or cost really stops a loop
-earlier, by one call, or by several if calls use much less than they can: a gateway needs room for the most that a call can use, shortens its output to what is
-left, and a history records only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
+earlier, by one call, or by several if calls use much less than they can. The gateway needs room for the most that a call can use, and shortens its output to
+what is left; a history records only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
 what calls used, in both. `maxConsecutiveTurns` does not count tasks and heartbeats, and `maxCallsPerTurn` ends a task.
 
 ## Reports

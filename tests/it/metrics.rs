@@ -519,7 +519,7 @@ async fn a_thousand_healthy_agents_have_as_many_series_as_the_formula_yields_at_
         let namespace = 7 + GuardrailTrip::all().count() + 5 + 3 + 5 + 4;
         assert_eq!(count("agentloop_namespace_"), namespace, "{level:?}");
         let all = text.lines().filter(|line| !line.starts_with('#')).count();
-        let own = all - 1000 * each - budget - sensor - namespace;
+        let own = all - 1000 * without_report - budget - sensor - namespace;
         assert!(
             own < 130,
             "{own} series of the controller itself, however many Agents there are"

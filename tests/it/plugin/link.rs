@@ -226,7 +226,7 @@ async fn the_outcome_of_the_task_is_the_exit_status_and_the_response_can_be_data
         fake.harness.run(line).await
     };
     let failed = run(json!({"outcome": "Failed", "error": "no model"}), "run helper -p x").await;
-    assert_eq!((failed.status, failed.out.as_str()), (ExitStatus::Failure, "\n"));
+    assert_eq!((failed.status, failed.out.as_str()), (ExitStatus::Failure, ""));
     assert_eq!(failed.err, "error: request-a: Failed: no model\n");
     let limit = json!({"outcome": "LimitReached", "reason": "MaxTokens", "result": {"a": 1}});
     let limit = run(limit, "run helper -p x -o json").await;
