@@ -344,7 +344,10 @@ mod tests {
         assert_eq!(files(dir.path(), &scope("inbox", false)).expect("files"), ["inbox/a"]);
         assert_eq!(files(dir.path(), &scope(".", false)).expect("files"), ["outside"]);
         let one = survey(dir.path(), &scope("inbox/a", true)).expect("a file");
-        assert_eq!((one.files.len(), one.directories), (1, vec![String::new(), "inbox".into()]));
+        assert_eq!(
+            (one.files.len(), one.directories),
+            (1, vec![String::new(), "inbox".into()])
+        );
         assert_eq!(files(dir.path(), &scope("absent", true)), Err(WatchError::Absent));
     }
 

@@ -410,7 +410,10 @@ async fn a_refusal_is_shown_with_its_fix_and_no_task_is_requested() {
     ])
     .await;
     let done = fake.harness.run("run helper -p x").await;
-    assert_eq!(done.err, "error: the controller rejected the request: 1000 tasks wait\n");
+    assert_eq!(
+        done.err,
+        "error: the controller rejected the request: 1000 tasks wait\n"
+    );
 }
 
 #[tokio::test]
