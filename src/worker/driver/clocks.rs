@@ -44,7 +44,7 @@ impl LoopDriver<'_> {
         self.check_scale_down(now.wall)
     }
 
-    /// Reports to the engine each threshold of the [`RunLease`] that has passed.
+    /// Reports to the engine each threshold of the [`RunLease`](crate::worker::run_lease::RunLease) that has passed.
     pub(super) fn check_link(&mut self, now: ClockReading) -> Result<(), JournalError> {
         if self.link < LinkFreshness::Silent && self.contact.is_silent(now) {
             self.link = LinkFreshness::Silent;
