@@ -241,7 +241,7 @@ pub struct GoalStatus {
     /// this field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
-    /// Time at which the loop ended, in whichever way. Absent while it runs.
+    /// Time at which the loop ended, in whichever way. Absent while it runs. Without `startedAt`: the loop ended before its first turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<Time>,
     /// What this run has used, as of the last start or end of a turn or a check. The answers to requests of users are not part
@@ -253,7 +253,7 @@ pub struct GoalStatus {
     pub end: Option<GoalEnd>,
 }
 
-/// What the model calls of a run used: those of its turns, and those that judge and estimate.
+/// What the model calls of a run used: those of its turns, those that judge and estimate, and those that score events of Sensors.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GoalUsage {

@@ -368,7 +368,6 @@ pub struct ModelUsage {
     pub cost: i64,
 }
 
-/// Sums by kind; the model's name stays.
 /// Name of the sum of all models that [`LoopUsage::by_model`] does not list.
 pub const OTHER_MODELS: &str = "other";
 
@@ -392,6 +391,7 @@ impl LoopUsage {
     }
 }
 
+/// Sums by kind; the model's name stays.
 impl std::ops::AddAssign<&Self> for ModelUsage {
     fn add_assign(&mut self, more: &Self) {
         self.calls += more.calls;

@@ -68,8 +68,8 @@ impl HistoryStore {
         .await
     }
 
-    /// Deletes at most `most` executions after their steps, of which there may be more than one call deletes, and at most `most` rows of the audit, that began before
-    /// `cutoff`. Returns their number.
+    /// Deletes at most `most` executions after their steps, of which there may be more than one call deletes, and at most `most`
+    /// rows of the audit, that began before `cutoff`. Returns their number.
     pub async fn delete_before(&self, cutoff: Timestamp, most: u32) -> Result<RowCounts, HistoryError> {
         within_limit(async {
             let connection = self.pool.checkout().await?;

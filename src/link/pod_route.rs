@@ -11,8 +11,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
-use super::events::{EventsPage, is_event_name};
-use super::messages::{PodRefusal, RefusalCode};
+use super::events::{EventsPage, UNNAMED_EVENT, is_event_name};
+use super::messages::PodRefusal;
 use super::server::{LinkCaller, LinkHandler, LinkServer, PodIdentity, PodKind, authenticate, read, refuse};
 
 /// Answers the message of a pod of this kind with what `handle` makes of it.
@@ -73,12 +73,10 @@ pub(super) async fn events<L: LinkHandler>(
     caller: LinkCaller,
     request: Request,
 ) -> Response {
-    let handle = |link: Arc<L>, pod, page: EventsPage| async move {
-        if page.events.iter().any(|line| !is_event_name(&line.event)) {
-            return Err(PodRefusal {
-                code: RefusalCode::Malformed,
-                message: "an event has a name such as tool:intent: small letters, with a colon".into(),
-            });
+    let handle = |link: Arc<L>, pod, mut page: EventsPage| async move {
+        // Replaced, not refused: the worker would send the same page again and again, and one line would hold up all others.
+        for line in page.events.iter_mut().filter(|line| !is_event_name(&line.event)) {
+            UNNAMED_EVENT.clone_into(&mut line.event);
         }
         link.events(&pod, page).await.map(Json)
     };

@@ -1,8 +1,8 @@
 //! The small HTTP servers: `/healthz` and `/readyz` on one port, `/metrics` on another, and pages.
 //!
-//! Scrapes are compressed with gzip for peers that accept it; nothing else is. Without authentication of their own. Everything a peer can take is therefore bounded (connections, time, scrapes), and
-//! probes have their own port, which scrapes cannot exhaust. Does not decide readiness: the process sets it through
-//! [`Readiness`].
+//! Scrapes are compressed with gzip for peers that accept it; nothing else is. Without authentication of their own. Everything a
+//! peer can take is therefore bounded (connections, time, scrapes), and probes have their own port, which scrapes cannot exhaust.
+//! Does not decide readiness: the process sets it through [`Readiness`].
 
 use std::convert::Infallible;
 use std::future::ready;

@@ -103,6 +103,7 @@ mod tests {
     use strum::IntoEnumIterator;
 
     use super::*;
+    use crate::link::events::is_event_name;
 
     #[test]
     fn each_kind_of_line_has_a_name_of_its_own() {
@@ -110,6 +111,7 @@ mod tests {
         assert_eq!(names.len(), RecordKind::iter().count());
         let reference = include_str!("../../docs/reference/events.md");
         for name in names {
+            assert!(is_event_name(name), "the controller would replace the name {name}");
             assert!(
                 reference.contains(&format!("| `{name}` |")),
                 "docs/reference/events.md has no {name}"

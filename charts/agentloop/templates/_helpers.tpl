@@ -38,7 +38,14 @@ app.kubernetes.io/part-of: agentloop
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with merge dict (.labels | default dict) (.root.Values.commonLabels | default dict) }}
+{{- /* Not by `merge`, which takes an empty value for none. */}}
+{{- $merged := dict }}
+{{- range $labels := list .root.Values.commonLabels .labels }}
+{{- range $key, $value := $labels }}
+{{- $_ := set $merged $key $value }}
+{{- end }}
+{{- end }}
+{{- with $merged }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

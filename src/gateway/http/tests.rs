@@ -62,11 +62,16 @@ fn write(dir: &TempDir, pem: &str) {
     std::fs::write(dir.path().join("ca.crt"), pem).unwrap();
 }
 
-/// What a request over a new connection leads to: the answer, or the cause. The authorities of the tests have the same
-/// name, so that the cause of a rejected certificate is its signature; those of others have an unknown issuer.
+/// What a request leads to: the answer, or the cause. Its connection stays open, and the next request must not use it if the
+/// certificates have changed. The authorities of the tests have the same name, so that the cause of a rejected certificate is
+/// its signature; those of others have an unknown issuer.
 async fn ask(client: &ServerClient, url: &Url) -> Result<String, String> {
-    let request = client.get()?.get(url.clone()).header("connection", "close");
-    let answer = request.send().await.map_err(|error| cause(&error))?;
+    let answer = client
+        .get()?
+        .get(url.clone())
+        .send()
+        .await
+        .map_err(|error| cause(&error))?;
     Ok(answer.text().await.unwrap())
 }
 

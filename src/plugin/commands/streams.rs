@@ -157,8 +157,7 @@ impl<'a> EventReader<'a> {
             let Ok(event) = timeout(RECONNECT_TIMEOUT, events.next_within(NEXT_EVENT)).await else {
                 let reason = events.take_interruption().unwrap_or_else(|| "no response".into());
                 let seconds = RECONNECT_TIMEOUT.as_secs();
-                let reason =
-                    format!("no connection for {seconds} s, and the output is incomplete; last problem: {reason}");
+                let reason = format!("the output is not complete after {seconds} s; last problem: {reason}");
                 return Err(LinkFailure::Unreachable(reason).into());
             };
             let Some(event) = event? else {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::user_link::{EventFeed, FeedItem};
 use super::{EventCursor, LinkFailure, UserLink};
@@ -91,9 +91,10 @@ impl<'a> FollowedEvents<'a> {
         }
     }
 
-    /// The next event, as [`Self::next`]. `None`: a connection was open for this time without one. The time without a
-    /// connection does not count: a reader that stopped then would miss events that exist.
+    /// The next event, as [`Self::next`]. `None`: a connection was open for this time without one, whatever text it received.
+    /// The time without a connection does not count: a reader that stopped then would miss events that exist.
     pub async fn next_within(&mut self, quiet: Duration) -> Result<Option<EventLine>, LinkFailure> {
+        let mut connected_since = Instant::now();
         loop {
             let Some(feed) = &mut self.feed else {
                 sleep(self.delay).await;
@@ -102,9 +103,10 @@ impl<'a> FollowedEvents<'a> {
                     Err(failure) if failure.is_temporary() => self.interruption = Some(failure.to_string()),
                     connected => connected?,
                 }
+                connected_since = Instant::now();
                 continue;
             };
-            let Ok(item) = timeout(quiet, feed.next()).await else {
+            let Ok(item) = timeout(quiet.saturating_sub(connected_since.elapsed()), feed.next()).await else {
                 return Ok(None);
             };
             match item {
@@ -119,7 +121,10 @@ impl<'a> FollowedEvents<'a> {
                 }
                 Some(Ok(FeedItem::End(reason))) => self.end(reason),
                 Some(Err(failure)) => return Err(failure),
-                None => self.feed = None,
+                None => {
+                    self.feed = None;
+                    self.interruption = Some("the connection ended".into());
+                }
             }
         }
     }

@@ -142,12 +142,13 @@ fn labels_of_an_object_take_precedence_over_common_labels() {
     let settings = [
         "commonLabels.team=common",
         "metrics.podMonitor.enabled=true",
-        "metrics.podMonitor.labels.team=own",
+        "metrics.podMonitor.labels.team=",
     ];
     let rendered = render(&settings).unwrap().unwrap();
     assert_eq!(
         rendered.one("PodMonitor", "agentloop")["metadata"]["labels"]["team"],
-        "own"
+        "",
+        "an empty one too"
     );
 }
 

@@ -93,6 +93,14 @@ fn a_misspelt_or_invalid_value_of_the_deployment_is_refused_by_name() {
             "/podLabels/app.kubernetes.io~1component",
         ),
         (
+            r"metrics.serviceMonitor.labels.app\.kubernetes\.io/part-of=x",
+            "/metrics/serviceMonitor/labels/app.kubernetes.io~1part-of",
+        ),
+        (
+            r"dashboards.labels.helm\.sh/chart=x",
+            "/dashboards/labels/helm.sh~1chart",
+        ),
+        (
             r"podLabels.agentloop\.dev/leader=true",
             "/podLabels/agentloop.dev~1leader",
         ),
