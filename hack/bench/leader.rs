@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
 use agentloop::api::amount::Amount;
-use agentloop::controller::ca::CertificateAuthority;
-use agentloop::controller::certificates::server_config;
 use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::task_relay::TaskRelay;
+use agentloop::controller::tls::ca::CertificateAuthority;
+use agentloop::controller::tls::certificates::server_config;
 use agentloop::link::answers::{AnsweredGate, GateAnswerRequest};
 use agentloop::link::deliveries::{
     DELIVERY_SECONDS, Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,

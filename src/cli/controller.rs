@@ -15,10 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::agent::{ReconcilerSettings, log_variables, trace_variables};
-use crate::controller::election::LeaseTimes;
-use crate::controller::gate_webhook::{GateWebhook, WebhookTimes};
+use crate::controller::auth::metrics_access::MetricsAuthentication;
+use crate::controller::gates::webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
-use crate::controller::metrics_access::MetricsAuthentication;
+use crate::controller::leadership::election::LeaseTimes;
 use crate::controller::page::PageSettings;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions, ExportOptions};

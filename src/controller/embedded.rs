@@ -11,12 +11,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::ReconcilerSettings;
-use super::election::LEASE_NAME;
-use super::gate_webhook::initialize_webhook_metrics;
+use super::auth::metrics_access::MetricsAuthentication;
+use super::gates::webhook::initialize_webhook_metrics;
 use super::history::initialize_history_metrics;
-use super::leader::{Leader, LeaderResources};
+use super::leadership::election::LEASE_NAME;
+use super::leadership::leader::{Leader, LeaderResources};
 use super::link_service::initialize_refusal_metrics;
-use super::metrics_access::MetricsAuthentication;
 use super::pod_sessions::PodSessions;
 use super::process::{ControllerError, ControllerOptions, ExportOptions};
 use super::sensor::pod::SensorPodSettings;

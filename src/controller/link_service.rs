@@ -11,14 +11,14 @@ use strum::IntoEnumIterator;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use super::access::{ClientAction, ClientAuthorizer};
 use super::agent::{self, AgentsView};
+use super::auth::access::{ClientAction, ClientAuthorizer};
+use super::auth::identity::PodAuthenticator;
 use super::budget::BudgetLedger;
 use super::delivery_relay::{DeliveryRelay, receiver_away};
 use super::event_subscriptions::{self, PageOutcome};
-use super::gate_answers::GateAnswerRecorder;
+use super::gates::answers::GateAnswerRecorder;
 use super::history::{self, HistoryReceiver};
-use super::identity::PodAuthenticator;
 use super::pod_sessions::{LivePod, PodSessions};
 use super::runtime::{EventSink, WallClock};
 use super::task_relay::{TaskRelay, random_id};

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
-use super::duration_reports::ReportedDurations;
-use super::duration_totals::DurationTotals;
+use super::durations::reports::ReportedDurations;
+use super::durations::totals::DurationTotals;
 use super::event_subscriptions::{
     EventSubscriptions, PageOutcome, PageReceiver, READINGS_OF_ALL, READINGS_OF_ONE, too_many, unavailable,
 };

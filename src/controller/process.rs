@@ -14,14 +14,14 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::agent::ReconcilerSettings;
+use super::auth::metrics_access::{MetricsAuthentication, protect};
 use super::budget::record_writer::RecordConflictError;
 use super::connection::{READ_TIMEOUT, client};
-use super::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_leader_label};
-use super::gate_webhook::{GateWebhook, initialize_webhook_metrics};
+use super::gates::webhook::{GateWebhook, initialize_webhook_metrics};
 use super::history::{HistorySettings, initialize_history_metrics};
-use super::leader::Leader;
+use super::leadership::election::{LEASE_NAME, LeaderCandidate, Leadership, LeaseTimes, set_leader_label};
+use super::leadership::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
-use super::metrics_access::{MetricsAuthentication, protect};
 use super::page::PageSettings;
 use super::sensor::pod::SensorPodSettings;
 use crate::otlp::{DropCount, ExportTask, MetricPoints, MetricSettings, TelemetryOrigin, TraceSettings};

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::agent::{AgentsView, ReconcileObserver};
-use super::duration_totals::DurationTotals;
+use super::durations::totals::DurationTotals;
 use super::pod_sessions::PodSessions;
 use super::runtime::{ReconcileMetrics, ReconcileResult};
 use crate::api::{Agent, NamespacedName};

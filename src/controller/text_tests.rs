@@ -4,9 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use super::budget::record_writer::RecordConflictError;
-use super::certificates::LinkCertificateError;
 use super::process::ControllerError;
 use super::runtime::error::ReconcileError;
+use super::tls::certificates::LinkCertificateError;
 
 fn refused() -> kube::Error {
     kube::Error::LinesCodecMaxLineLengthExceeded

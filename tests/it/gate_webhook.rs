@@ -12,7 +12,7 @@ use std::time::Duration;
 use agentloop::api::Agent;
 use agentloop::api::source::SignatureScheme;
 use agentloop::controller::agent::AgentsView;
-use agentloop::controller::gate_webhook::{GateWebhook, WebhookTimes, initialize_webhook_metrics};
+use agentloop::controller::gates::webhook::{GateWebhook, WebhookTimes, initialize_webhook_metrics};
 use agentloop::controller::runtime::guarded::GuardedObject;
 use agentloop::sensing::source::webhook::signature::SignatureRule;
 use agentloop::telemetry::metrics::Metrics;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::controller::agent::ReconcilerSettings;
 use agentloop::controller::connection;
-use agentloop::controller::election::{LEADER_LABEL, LEASE_NAME, LeaderCandidate, LeaseTimes};
+use agentloop::controller::leadership::election::{LEADER_LABEL, LEASE_NAME, LeaderCandidate, LeaseTimes};
 use agentloop::controller::process::{ControllerError, ControllerOptions, ElectionOptions, run};
 use agentloop::telemetry::metrics::Metrics;
 use axum::http::Request;
@@ -294,7 +294,7 @@ pub async fn options(election: bool) -> ControllerOptions {
         },
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
         metrics_address: free_address().await,
-        metrics_authentication: agentloop::controller::metrics_access::MetricsAuthentication::None,
+        metrics_authentication: agentloop::controller::auth::metrics_access::MetricsAuthentication::None,
         per_object: agentloop::telemetry::families::PerObject::Full,
         probe_address: free_address().await,
         link_address: free_address().await,

@@ -17,15 +17,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
-use agentloop::controller::access::ClientAuthorizer;
-use agentloop::controller::ca::CertificateAuthority;
-use agentloop::controller::certificates::server_config;
+use agentloop::controller::auth::access::ClientAuthorizer;
+use agentloop::controller::auth::identity::PodAuthenticator;
 use agentloop::controller::delivery_relay::DeliveryRelay;
-use agentloop::controller::gate_answers::GateAnswerRecorder;
-use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::gates::answers::GateAnswerRecorder;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{EventSink, KubeEvent};
+use agentloop::controller::tls::ca::CertificateAuthority;
+use agentloop::controller::tls::certificates::server_config;
 use agentloop::link::messages::{
     AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
 };

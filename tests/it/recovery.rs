@@ -10,7 +10,7 @@ use agentloop::api::Agent;
 use agentloop::api::status::{Gate, LoopState, LoopUsage};
 use agentloop::controller::agent::{ReconcilerParts, ReconcilerSettings, run};
 use agentloop::controller::delivery_relay::DeliveryRelay;
-use agentloop::controller::gate_answers::GateAnswerRecorder;
+use agentloop::controller::gates::answers::GateAnswerRecorder;
 use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::controller::runtime::{EventSink, WallClock};
 use agentloop::link::answers::{GateAnswerBody, GateVerdict};

@@ -10,7 +10,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::api::status::LoopOutcome;
 use crate::api::{Agent, NamespacedName};
-use crate::controller::duration_totals::AgentLabels;
+use crate::controller::durations::totals::AgentLabels;
 use crate::controller::policy::PlatformPolicy;
 use crate::controller::runtime::ReconcileResult;
 use crate::controller::runtime::guarded::GuardedObject;

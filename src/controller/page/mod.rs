@@ -18,8 +18,8 @@ use axum_server::tls_rustls::RustlsConfig;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::access::ClientAuthorizer;
 use super::agent::AgentsView;
+use super::auth::access::ClientAuthorizer;
 use super::budget::BudgetLedger;
 use super::pod_sessions::PodSessions;
 use super::runtime::WallClock;

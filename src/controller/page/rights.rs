@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::session::PageSession;
 use crate::api::NamespacedName;
-use crate::controller::access::ClientAuthorizer;
+use crate::controller::auth::access::ClientAuthorizer;
 use crate::controller::event_subscriptions::unavailable;
 use crate::link::events::ClientRefusal;
 

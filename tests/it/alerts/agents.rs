@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
-use agentloop::controller::election::LEASE_NAME;
 use agentloop::controller::embedded::{self, EmbeddedOptions};
+use agentloop::controller::leadership::election::LEASE_NAME;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::sensor::pod::SensorPodSettings;
 use agentloop::link::messages::PodReport;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::amount::Amount;
 use agentloop::api::sensor::SensorTotals;
-use agentloop::controller::gate_webhook::{GateWebhook, WebhookTimes};
+use agentloop::controller::gates::webhook::{GateWebhook, WebhookTimes};
 use agentloop::controller::history::HistorySettings;
 use agentloop::controller::process::{ControllerError, run};
 use agentloop::history::HistoryStore;

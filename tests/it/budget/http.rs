@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use agentloop::controller::access::ClientAuthorizer;
-use agentloop::controller::ca::CertificateAuthority;
-use agentloop::controller::certificates::server_config;
+use agentloop::controller::auth::access::ClientAuthorizer;
+use agentloop::controller::auth::identity::PodAuthenticator;
 use agentloop::controller::delivery_relay::DeliveryRelay;
-use agentloop::controller::gate_answers::GateAnswerRecorder;
-use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::gates::answers::GateAnswerRecorder;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::LivePod;
 use agentloop::controller::runtime::EventSink;
+use agentloop::controller::tls::ca::CertificateAuthority;
+use agentloop::controller::tls::certificates::server_config;
 use agentloop::link::client::{LinkClient, LinkError};
 use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
 use agentloop::link::server::{LinkLimits, serve};

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use agentloop::api::Agent;
-use agentloop::controller::access::ClientAuthorizer;
+use agentloop::controller::auth::access::ClientAuthorizer;
+use agentloop::controller::auth::identity::PodAuthenticator;
 use agentloop::controller::delivery_relay::DeliveryRelay;
-use agentloop::controller::gate_answers::GateAnswerRecorder;
-use agentloop::controller::identity::PodAuthenticator;
+use agentloop::controller::gates::answers::GateAnswerRecorder;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::PodSessions;
 use agentloop::controller::runtime::EventSink;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use agentloop::api::status::AgentStatus;
 use agentloop::api::{Agent, AgentBudget};
-use agentloop::controller::access::ClientAuthorizer;
+use agentloop::controller::auth::access::ClientAuthorizer;
 use agentloop::plugin::PluginSession;
 use agentloop::plugin::link::{LinkRoute, UserToken};
 use jiff::Timestamp;

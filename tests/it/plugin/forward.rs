@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use agentloop::controller::ca::CertificateAuthority;
-use agentloop::controller::certificates::server_config;
+use agentloop::controller::tls::ca::CertificateAuthority;
+use agentloop::controller::tls::certificates::server_config;
 use agentloop::plugin::link::LinkRoute;
 use agentloop::plugin::{ExitStatus, PluginSession, Screen, commands};
 use axum::Router;

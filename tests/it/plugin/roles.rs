@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use agentloop::api::NamespacedName;
-use agentloop::controller::access::{ClientAction, ClientAuthorizer};
+use agentloop::controller::auth::access::{ClientAction, ClientAuthorizer};
 use agentloop::plugin::ExitStatus;
 use axum::Json;
 use axum::body::Body;

@@ -13,28 +13,28 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::access::ClientAuthorizer;
-use super::agent;
-use super::budget::accounts::DocumentPart;
-use super::budget::ledger::LedgerState;
-use super::budget::presenter::BudgetPresenter;
-use super::budget::{BudgetLedger, LedgerSetup};
-use super::certificates::LinkCertificates;
-use super::delivery_relay::DeliveryRelay;
-use super::gate_answers::GateAnswerRecorder;
-use super::history::{self, HistoryReceiver};
-use super::identity::PodAuthenticator;
-use super::link_service::ControllerLink;
-use super::page::{self, PageSources};
-use super::pod_sessions::PodSessions;
-use super::process::{ControllerError, ControllerOptions, listen, retry};
-use super::reconcile_metrics::MetricsObserver;
-use super::runtime::events::{EventRecorder, publish};
-use super::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
-use super::sensor::{self, SensorRegistry};
-use super::task_relay::TaskRelay;
 use crate::api::amount::Amount;
 use crate::api::{NamespacedName, Sensor};
+use crate::controller::agent;
+use crate::controller::auth::access::ClientAuthorizer;
+use crate::controller::auth::identity::PodAuthenticator;
+use crate::controller::budget::accounts::DocumentPart;
+use crate::controller::budget::ledger::LedgerState;
+use crate::controller::budget::presenter::BudgetPresenter;
+use crate::controller::budget::{BudgetLedger, LedgerSetup};
+use crate::controller::delivery_relay::DeliveryRelay;
+use crate::controller::gates::answers::GateAnswerRecorder;
+use crate::controller::history::{self, HistoryReceiver};
+use crate::controller::link_service::ControllerLink;
+use crate::controller::page::{self, PageSources};
+use crate::controller::pod_sessions::PodSessions;
+use crate::controller::process::{ControllerError, ControllerOptions, listen, retry};
+use crate::controller::reconcile_metrics::MetricsObserver;
+use crate::controller::runtime::events::{EventRecorder, publish};
+use crate::controller::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
+use crate::controller::sensor::{self, SensorRegistry};
+use crate::controller::task_relay::TaskRelay;
+use crate::controller::tls::certificates::LinkCertificates;
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
 use crate::link::task_requests::ACCEPT_SECONDS;
@@ -48,13 +48,13 @@ use crate::telemetry::sensor_collector::SensorCollector;
 const DRAIN: Duration = GRACE.saturating_add(Duration::from_secs(1));
 
 /// Resources that the caller may provide, to share them with the leader.
-pub(super) struct LeaderResources {
+pub(in crate::controller) struct LeaderResources {
     /// The sessions of the pods, and the Agents whose pods have sent a new report.
-    pub(super) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
+    pub(in crate::controller) loops: (Arc<PodSessions>, mpsc::UnboundedReceiver<NamespacedName>),
     /// The listener of the link.
-    pub(super) listener: TcpListener,
+    pub(in crate::controller) listener: TcpListener,
     /// The listener of the page, if it is served.
-    pub(super) page: Option<TcpListener>,
+    pub(in crate::controller) page: Option<TcpListener>,
 }
 
 impl LeaderResources {
@@ -76,17 +76,17 @@ struct CaBundle {
     with_sensors: watch::Sender<String>,
 }
 
-pub(super) struct Leader {
-    pub(super) client: Client,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) readiness: Readiness,
-    pub(super) options: ControllerOptions,
+pub(in crate::controller) struct Leader {
+    pub(in crate::controller) client: Client,
+    pub(in crate::controller) metrics: Arc<Metrics>,
+    pub(in crate::controller) readiness: Readiness,
+    pub(in crate::controller) options: ControllerOptions,
 }
 
 impl Leader {
     /// Leads until `stop`, then waits for the tasks to finish and aborts those that do not. Its tasks have ended when
     /// it returns, so that the Lease can be released.
-    pub(super) async fn lead(
+    pub(in crate::controller) async fn lead(
         &self,
         ground: Option<LeaderResources>,
         stop: &CancellationToken,

@@ -1,7 +1,7 @@
 //! Keeps the authorities of the link in a Secret, and renews its server certificate.
 //!
 //! The Secret is written with its resource version as a precondition: of two controllers one wins, and the other reads
-//! what it wrote. The rules of the rotation are in [`ca`](super::ca).
+//! what it wrote. The rules of the rotation are in [`ca`](crate::controller::tls::ca).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::ca::{CertificateAuthority, ServerCertificate, TrustedAuthorities};
-use super::runtime::WallClock;
+use crate::controller::runtime::WallClock;
+use crate::controller::tls::ca::{CertificateAuthority, ServerCertificate, TrustedAuthorities};
 
 /// Name of the Secret with the authorities.
 pub const CA_SECRET: &str = "agentloop-link-ca";

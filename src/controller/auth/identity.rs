@@ -19,8 +19,8 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
-use super::review_limiter::{ReviewLimiter, TokenHash};
 use crate::api::LINK_AUDIENCE;
+use crate::controller::auth::review_limiter::{ReviewLimiter, TokenHash};
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::link::pod::{SENSOR_SERVICE_ACCOUNT, SERVICE_ACCOUNT};
 use crate::link::server::{PodIdentity, PodKind};
@@ -223,7 +223,7 @@ fn pod_kind(account: &str) -> Option<PodKind> {
 }
 
 /// Whether this is the user of the pods of Agents or Sensors of any namespace.
-pub(super) fn is_pod_account(username: &str) -> bool {
+pub(in crate::controller) fn is_pod_account(username: &str) -> bool {
     service_account(username).is_some_and(|(_, account)| pod_kind(account).is_some())
 }
 

@@ -9,8 +9,8 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::super::review_limiter::{MAX_WRONG, WINDOW};
 use super::*;
+use crate::controller::auth::review_limiter::{MAX_WRONG, WINDOW};
 
 /// An API server that knows the tokens `reader-…`, which may get /metrics, and `other-…`, which may not.
 #[derive(Default)]

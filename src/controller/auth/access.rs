@@ -15,17 +15,17 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::{Instant, timeout};
 
-use super::event_subscriptions::unavailable;
-use super::identity::is_pod_account;
-use super::review_limiter::{RejectedTokens, ReviewLimiter, ReviewPermit, SHARED_ROOM};
 use crate::api::NamespacedName;
+use crate::controller::auth::identity::is_pod_account;
+use crate::controller::auth::review_limiter::{RejectedTokens, ReviewLimiter, ReviewPermit, SHARED_ROOM};
+use crate::controller::event_subscriptions::unavailable;
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
 use crate::support::hash;
 
 /// Time limit for both reviews together.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The message about a token that the API server rejects.
-pub(super) const REJECTED_TOKEN: &str =
+pub(in crate::controller) const REJECTED_TOKEN: &str =
     "the API server rejected the token: it has expired, or belongs to another cluster or audience";
 /// Most concurrent authorizations; further ones wait.
 const MAX_QUESTIONS: usize = 8;
@@ -189,7 +189,7 @@ impl ClientAuthorizer {
 }
 
 /// Asks whose token this is.
-pub(super) fn token_review(token: &str) -> TokenReview {
+pub(in crate::controller) fn token_review(token: &str) -> TokenReview {
     TokenReview {
         spec: TokenReviewSpec {
             token: Some(token.into()),
@@ -201,7 +201,7 @@ pub(super) fn token_review(token: &str) -> TokenReview {
 }
 
 /// The authenticated user, if the token is valid.
-pub(super) fn token_user(status: TokenReviewStatus) -> Option<UserInfo> {
+pub(in crate::controller) fn token_user(status: TokenReviewStatus) -> Option<UserInfo> {
     status.user.filter(|user| {
         status.authenticated == Some(true) && user.username.as_ref().is_some_and(|name| !name.is_empty())
     })
@@ -215,7 +215,7 @@ fn rejected() -> ClientRefusal {
 }
 
 /// Asks about a permission of this user, which the caller adds.
-pub(super) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
+pub(in crate::controller) fn review_of(user: UserInfo) -> SubjectAccessReviewSpec {
     SubjectAccessReviewSpec {
         user: user.username,
         groups: user.groups,
@@ -256,8 +256,8 @@ mod tests {
     use axum::http::{Request, Response};
     use serde_json::{Value, json};
 
-    use super::super::review_limiter::WINDOW;
     use super::*;
+    use crate::controller::auth::review_limiter::WINDOW;
 
     #[tokio::test(start_paused = true)]
     async fn a_rejected_token_is_reviewed_again_after_ten_seconds() {

@@ -24,7 +24,7 @@ const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(1);
 /// The data of a gate in an announcement.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct GateFacts {
+pub(in crate::controller) struct GateFacts {
     namespace: String,
     agent: String,
     /// Uid of the Agent.
@@ -49,10 +49,10 @@ impl GateFacts {
 }
 
 /// Identifies a gate: the uid of its Agent, and its id.
-pub(super) type GateKey = (String, String);
+pub(in crate::controller) type GateKey = (String, String);
 
 /// The gates of an Agent that are open.
-pub(super) fn open_gates(agent: &Agent) -> impl Iterator<Item = (GateKey, GateFacts)> {
+pub(in crate::controller) fn open_gates(agent: &Agent) -> impl Iterator<Item = (GateKey, GateFacts)> {
     let gates = agent.status.iter().flat_map(|status| &status.gates);
     gates.filter_map(|gate| {
         let facts = facts(agent, gate)?;
@@ -78,21 +78,21 @@ fn facts(agent: &Agent, gate: &Gate) -> Option<GateFacts> {
 /// What is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumIter, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
-pub(super) enum GateChange {
+pub(in crate::controller) enum GateChange {
     Opened,
     Closed,
 }
 
 /// An attempt that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DueAnnouncement {
-    pub(super) key: GateKey,
-    pub(super) change: GateChange,
+pub(in crate::controller) struct DueAnnouncement {
+    pub(in crate::controller) key: GateKey,
+    pub(in crate::controller) change: GateChange,
     /// The same for each attempt, also of another leader.
-    pub(super) id: String,
-    pub(super) body: String,
+    pub(in crate::controller) id: String,
+    pub(in crate::controller) body: String,
     /// Number of attempts before this one.
-    pub(super) attempts: u32,
+    pub(in crate::controller) attempts: u32,
 }
 
 /// How an announcement is getting on.
@@ -117,14 +117,14 @@ struct KnownGate {
 }
 
 /// The gates that are known, and what is to be announced of them.
-pub(super) struct GateAnnouncements {
+pub(in crate::controller) struct GateAnnouncements {
     known: BTreeMap<GateKey, KnownGate>,
     backoff: Backoff,
 }
 
 impl GateAnnouncements {
     /// `waits`: the first and the longest wait between two attempts.
-    pub(super) fn new((first, longest): (Duration, Duration)) -> Self {
+    pub(in crate::controller) fn new((first, longest): (Duration, Duration)) -> Self {
         Self {
             known: BTreeMap::new(),
             backoff: Backoff::new(first, longest),
@@ -132,7 +132,7 @@ impl GateAnnouncements {
     }
 
     /// Takes note of all gates that are open now.
-    pub(super) fn observe(&mut self, open: BTreeMap<GateKey, GateFacts>, now: Instant, wall: Timestamp) {
+    pub(in crate::controller) fn observe(&mut self, open: BTreeMap<GateKey, GateFacts>, now: Instant, wall: Timestamp) {
         for (key, gate) in &mut self.known {
             gate.is_open = open.contains_key(key);
             gate.settle(now, wall);
@@ -159,7 +159,12 @@ impl GateAnnouncements {
     }
 
     /// The announcements to send now, at most this many, the one that is due for the longest time first.
-    pub(super) fn take_due(&mut self, most: usize, now: Instant, wall: Timestamp) -> Vec<DueAnnouncement> {
+    pub(in crate::controller) fn take_due(
+        &mut self,
+        most: usize,
+        now: Instant,
+        wall: Timestamp,
+    ) -> Vec<DueAnnouncement> {
         if most == 0 {
             return Vec::new();
         }
@@ -176,7 +181,14 @@ impl GateAnnouncements {
     }
 
     /// An attempt has ended. `spread` is a random number from 0 to 1.
-    pub(super) fn finish(&mut self, key: &GateKey, sent: bool, spread: f64, now: Instant, wall: Timestamp) {
+    pub(in crate::controller) fn finish(
+        &mut self,
+        key: &GateKey,
+        sent: bool,
+        spread: f64,
+        now: Instant,
+        wall: Timestamp,
+    ) {
         let Some(gate) = self.known.get_mut(key) else {
             return;
         };

@@ -15,9 +15,9 @@ use serde_json::json;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::event_subscriptions::unavailable;
 use crate::api::status::Gate;
 use crate::api::{Agent, NamespacedName};
+use crate::controller::event_subscriptions::unavailable;
 use crate::link::answers::{AnsweredGate, GateAnswerBody, GateVerdict};
 use crate::link::events::{ClientRefusal, ClientRefusalCode};
 use crate::link::gate_annotations::{self, ANSWERS, AnnotatedAnswer, RecordedAnswer, RecordedAnswers};

@@ -23,8 +23,8 @@ use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::access::{REJECTED_TOKEN, review_of, token_review, token_user};
-use super::review_limiter::{RejectedTokens, ReviewLimiter, SHARED_ROOM, TokenHash};
+use crate::controller::auth::access::{REJECTED_TOKEN, review_of, token_review, token_user};
+use crate::controller::auth::review_limiter::{RejectedTokens, ReviewLimiter, SHARED_ROOM, TokenHash};
 use crate::support::hash;
 
 /// Time limit for both reviews together. Shorter than that of a scrape.

@@ -12,7 +12,7 @@
 use jiff::Timestamp;
 use strum::IntoEnumIterator as _;
 
-use super::duration_totals::DurationGrowth;
+use crate::controller::durations::totals::DurationGrowth;
 use crate::link::durations::{
     APPROVAL_BOUNDS, ApprovalDecision, CALL_BOUNDS, CallDurations, DurationCounts, LoopDurations, MAX_MODELS,
     TURN_BOUNDS,
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 1024;
 
 /// The durations that a pod has reported last.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ReportedDurations {
+pub(in crate::controller) struct ReportedDurations {
     /// `None`: there was no report.
     calls: Option<Vec<CallDurations>>,
     /// `None`: there was no report of a worker.
@@ -37,7 +37,7 @@ pub(super) struct ReportedDurations {
 
 impl ReportedDurations {
     /// Of a pod that no other leader has had: its counts begin with 0.
-    pub(super) fn of_new_pod() -> Self {
+    pub(in crate::controller) fn of_new_pod() -> Self {
         Self {
             calls: Some(Vec::new()),
             of_loop: Some(LoopDurations::default()),
@@ -47,7 +47,7 @@ impl ReportedDurations {
 
     /// Takes the durations out of a report, and returns what is new. Unless the pod is [new](Self::of_new_pod), the first
     /// report only says where the counts are: a former leader has added those.
-    pub(super) fn take(&mut self, report: &mut PodReport) -> DurationGrowth {
+    pub(in crate::controller) fn take(&mut self, report: &mut PodReport) -> DurationGrowth {
         let mut growth = DurationGrowth::default();
         let calls = first_models(std::mem::take(&mut report.call_durations));
         if let Some(before) = &self.calls {

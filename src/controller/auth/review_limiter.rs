@@ -18,32 +18,32 @@ use crate::support::hash;
 /// Most pending reviews, in total and per address. The pods of a node may share an address.
 const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
 /// Most invalid tokens per address within [`WINDOW`].
-pub(super) const MAX_WRONG: u32 = 20;
+pub(in crate::controller) const MAX_WRONG: u32 = 20;
 /// How long the invalid tokens of an address count.
-pub(super) const WINDOW: Duration = Duration::from_secs(10);
+pub(in crate::controller) const WINDOW: Duration = Duration::from_secs(10);
 /// Invalid tokens of all addresses within [`WINDOW`], below which those of one address keep no other token out: what servers allow
 /// whose clients share addresses with strangers.
-pub(super) const SHARED_ROOM: u32 = 200;
+pub(in crate::controller) const SHARED_ROOM: u32 = 200;
 /// Most rejected tokens that are remembered. When it is reached, all are forgotten.
 const MAX_REJECTED: usize = 1024;
 /// Most addresses whose invalid tokens are counted. When it is reached, all counts are dropped.
 const MAX_ADDRESSES: usize = 16_384;
 
 /// The hash of a token, so that no token is kept.
-pub(super) type TokenHash = [u8; hash::BYTES];
+pub(in crate::controller) type TokenHash = [u8; hash::BYTES];
 
 /// Tokens that the API server rejected within [`WINDOW`]: they are refused without asking again.
 #[derive(Default)]
-pub(super) struct RejectedTokens(Mutex<HashMap<TokenHash, Instant>>);
+pub(in crate::controller) struct RejectedTokens(Mutex<HashMap<TokenHash, Instant>>);
 
 impl RejectedTokens {
     /// Whether this token was rejected a moment ago.
-    pub(super) fn contain(&self, token: &TokenHash) -> bool {
+    pub(in crate::controller) fn contain(&self, token: &TokenHash) -> bool {
         self.lock().get(token).is_some_and(|at| at.elapsed() < WINDOW)
     }
 
     /// Remembers a token whose rejected review began at this time.
-    pub(super) fn add(&self, token: TokenHash, at: Instant) {
+    pub(in crate::controller) fn add(&self, token: TokenHash, at: Instant) {
         let mut rejected = self.lock();
         if rejected.len() >= MAX_REJECTED {
             rejected.clear();
@@ -56,7 +56,7 @@ impl RejectedTokens {
     }
 }
 
-pub(super) struct ReviewLimiter {
+pub(in crate::controller) struct ReviewLimiter {
     waiting: Arc<ConnectionLimiter>,
     asking: Semaphore,
     /// Invalid tokens of all addresses within [`WINDOW`], below which an address may exceed [`MAX_WRONG`].
@@ -99,14 +99,14 @@ struct WrongTokens {
 }
 
 /// Permission for one review, held while it is pending.
-pub(super) struct ReviewPermit<'a> {
+pub(in crate::controller) struct ReviewPermit<'a> {
     _waited: ConnectionSlot,
     _asks: SemaphorePermit<'a>,
 }
 
 impl ReviewLimiter {
     /// Allows `asking` concurrent reviews; further ones wait.
-    pub(super) fn new(asking: usize) -> Self {
+    pub(in crate::controller) fn new(asking: usize) -> Self {
         Self {
             waiting: ConnectionLimiter::new(WAITING),
             asking: Semaphore::new(asking),
@@ -116,7 +116,7 @@ impl ReviewLimiter {
     }
 
     /// Lets an address exceed its share of invalid tokens while those of all addresses are fewer than `room`.
-    pub(super) fn with_shared_room(self, room: u32) -> Self {
+    pub(in crate::controller) fn with_shared_room(self, room: u32) -> Self {
         Self {
             shared_room: room,
             ..self
@@ -124,7 +124,7 @@ impl ReviewLimiter {
     }
 
     /// Waits for a permit; `None` if this address has exceeded its limits.
-    pub(super) async fn acquire(&self, address: IpAddr) -> Option<ReviewPermit<'_>> {
+    pub(in crate::controller) async fn acquire(&self, address: IpAddr) -> Option<ReviewPermit<'_>> {
         let address = address.to_canonical();
         if self.has_exceeded(address) {
             return None;
@@ -142,7 +142,7 @@ impl ReviewLimiter {
     }
 
     /// Counts an invalid token from this address.
-    pub(super) fn record_failure(&self, address: IpAddr) {
+    pub(in crate::controller) fn record_failure(&self, address: IpAddr) {
         let now = Instant::now();
         let address = address.to_canonical();
         let mut wrong = self.wrong();

@@ -16,9 +16,9 @@ use strum::IntoEnumIterator;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::agent::AgentsView;
-use super::gate_announcements::{DueAnnouncement, GateAnnouncements, GateChange, GateKey, open_gates};
-use super::runtime::WallClock;
+use crate::controller::agent::AgentsView;
+use crate::controller::gates::announcements::{DueAnnouncement, GateAnnouncements, GateChange, GateKey, open_gates};
+use crate::controller::runtime::WallClock;
 use crate::sensing::source::webhook::signature::WebhookSigner;
 use crate::support::backoff::jitter;
 use crate::support::text::root_cause;
