@@ -13,7 +13,7 @@ use agentloop::link::deliveries::{Delivery, DeliveryAck};
 use agentloop::link::events::{EventsPage, EventsResponse};
 use agentloop::link::messages::{LoopReport, LoopTotals};
 use agentloop::link::socket::{
-    CALL_HEADER, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent, WorkerSession,
+    CALL_HEADER, COST_HEADER, FAILURE_HEADER, OutgoingResponse, PURPOSE_HEADER, SocketEvent, WorkerSession,
 };
 use agentloop::link::task_requests::{RequestedTask, TaskAck};
 use agentloop::link::text_fragments::TextFragment;
@@ -40,6 +40,8 @@ pub const BROKEN_OFF: &str = "All is ";
 pub enum Reply {
     /// An answer in one piece.
     Json(Value),
+    /// An answer in one piece, with the cost of its call in millionths of a dollar.
+    Priced(Value, i64),
     /// An answer in pieces, `[DONE]` after them.
     Stream(Vec<Value>),
     /// A stream with exactly this text.
@@ -297,6 +299,7 @@ async fn call(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, J
     }
     match reply {
         Reply::Json(body) => Json(body).into_response(),
+        Reply::Priced(body, cost) => ([(COST_HEADER, cost.to_string())], Json(body)).into_response(),
         Reply::Stream(chunks) => {
             let chunks: Vec<String> = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
             stream(Body::from(chunks.concat() + "data: [DONE]\n\n"))

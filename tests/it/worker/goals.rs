@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::gateway::{Gateway, Log, Reply, answer};
 use super::process::{CANARY, WorkerHarness};
 
-/// An answer whose call used these tokens, 10 of them cached.
-fn used(reply: Reply, input: u64, output: u64) -> Reply {
+/// An answer whose call used these tokens, and cost a millionth of a dollar for each of the input and two for each of the output.
+fn used(reply: Reply, input: i64, output: i64) -> Reply {
     let Reply::Json(mut body) = reply else {
         return reply;
     };
     body["usage"] = json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output});
-    Reply::Json(body)
+    Reply::Priced(body, input + 2 * output)
 }
 
 fn goal(log: &Log) -> GoalStatus {
@@ -26,7 +26,6 @@ async fn the_start_and_the_usage_of_a_goals_run_outlast_the_process_and_its_end_
     let (mode, criteria) = (json!("Goal"), json!([{"name": "text", "regex": "^done"}]));
     harness.spec["mode"] = mode;
     harness.spec["goal"] = json!({"description": CANARY, "acceptanceCriteria": criteria});
-    harness.spec["model"]["price"] = json!({"inputPerMillion": "1", "outputPerMillion": "2"});
     let replies = vec![used(answer("Not yet.", &[]), 100, 10), Reply::Hang];
     let mut gateway = Gateway::start(harness.dir.path(), replies);
     let worker = harness.worker(&gateway);
