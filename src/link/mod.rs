@@ -17,6 +17,7 @@ mod answers_route;
 pub mod client;
 pub mod deliveries;
 pub mod durations;
+pub mod event_names;
 pub mod events;
 mod events_route;
 pub mod gate_annotations;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 use crate::api::NamespacedName;
+use crate::link::event_names;
 use crate::link::events::EventLine;
 use crate::support::text::{first_chars, with_ellipsis};
 
@@ -108,7 +109,7 @@ impl AgentHistory {
     }
 
     fn count(&mut self, event: &EventLine) {
-        if event.event == "autonomy:turn_started" {
+        if event.event == event_names::TURN_STARTED {
             self.turns.push_back(TurnRecord {
                 turn: event.turn,
                 kind: event.note.clone(),
@@ -125,11 +126,11 @@ impl AgentHistory {
             return;
         };
         let end = match event.event.as_str() {
-            "autonomy:turn_completed" => TurnResult::Completed(event.note.clone()),
-            "autonomy:turn_failed" => TurnResult::Failed(event.note.clone()),
+            event_names::TURN_COMPLETED => TurnResult::Completed(event.note.clone()),
+            event_names::TURN_FAILED => TurnResult::Failed(event.note.clone()),
             "model:call_started" => return turn.calls += 1,
-            "tool:denied" => return turn.denied += 1,
-            "tool:intent" => {
+            event_names::TOOL_DENIED => return turn.denied += 1,
+            event_names::TOOL_INTENT => {
                 turn.runs += 1;
                 if turn.tools.len() < MAX_TOOLS {
                     turn.tools.extend(event.tool.clone());

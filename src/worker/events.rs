@@ -6,6 +6,7 @@
 
 use crate::engine::RecordKind;
 
+use crate::link::event_names;
 use crate::link::events::EventLine;
 
 use super::journal::JournalLine;
@@ -20,9 +21,9 @@ pub fn name(kind: RecordKind) -> &'static str {
     match kind {
         RecordKind::Started => "loop:started",
         RecordKind::Transition => "loop:state_changed",
-        RecordKind::TurnStarted => "autonomy:turn_started",
-        RecordKind::TurnCompleted => "autonomy:turn_completed",
-        RecordKind::TurnFailed => "autonomy:turn_failed",
+        RecordKind::TurnStarted => event_names::TURN_STARTED,
+        RecordKind::TurnCompleted => event_names::TURN_COMPLETED,
+        RecordKind::TurnFailed => event_names::TURN_FAILED,
         RecordKind::GuardrailTriggered => "autonomy:guardrail_triggered",
         RecordKind::LoopDetected => "autonomy:loop_detected",
         RecordKind::Notified => "autonomy:notification_pushed",
@@ -36,23 +37,23 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::SignalScored => "autonomy:signal_scored",
         RecordKind::SignalUnscored => "autonomy:signal_unscored",
         RecordKind::HotStateRefused => "autonomy:hot_state_refused",
-        RecordKind::ResultsCleared => "autonomy:context_results_cleared",
+        RecordKind::ResultsCleared => event_names::RESULTS_CLEARED,
         RecordKind::HistoryDoubted => "autonomy:context_doubted",
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",
         RecordKind::CallStarted => "model:call_started",
         RecordKind::CallAnswered => "model:call_answered",
         RecordKind::CallFailed => "model:call_failed",
-        RecordKind::ToolIntent => "tool:intent",
-        RecordKind::ToolOutcome => "tool:outcome",
-        RecordKind::ToolDenied => "tool:denied",
+        RecordKind::ToolIntent => event_names::TOOL_INTENT,
+        RecordKind::ToolOutcome => event_names::TOOL_OUTCOME,
+        RecordKind::ToolDenied => event_names::TOOL_DENIED,
         RecordKind::ToolsPinned => "tools:pinned",
         RecordKind::ToolsChanged => "tools:changed",
-        RecordKind::GateOpened => "gate:opened",
+        RecordKind::GateOpened => event_names::GATE_OPENED,
         RecordKind::GateResolved => "gate:resolved",
-        RecordKind::TaskAccepted => "task:accepted",
-        RecordKind::TaskStarted => "task:started",
-        RecordKind::TaskEnded => "task:ended",
+        RecordKind::TaskAccepted => event_names::TASK_ACCEPTED,
+        RecordKind::TaskStarted => event_names::TASK_STARTED,
+        RecordKind::TaskEnded => event_names::TASK_ENDED,
         RecordKind::RequestHandled => "loop:request_handled",
     }
 }

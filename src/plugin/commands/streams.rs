@@ -6,6 +6,7 @@ use tokio::time::timeout;
 
 use crate::api::status::LoopUsage;
 use crate::api::{Agent, NamespacedName};
+use crate::link::event_names;
 use crate::link::events::EventLine;
 use crate::plugin::arguments::{EventsArgs, HistoryArgs, LogsArgs};
 use crate::plugin::failure::PluginError;
@@ -19,7 +20,7 @@ const NEXT_EVENT: Duration = Duration::from_secs(5);
 /// How long a command that does not follow connects again. It then fails, so that incomplete output is not taken for all.
 const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Events that end a turn: usage is shown after them.
-const TURN_ENDS: [&str; 2] = ["autonomy:turn_completed", "autonomy:turn_failed"];
+const TURN_ENDS: [&str; 2] = [event_names::TURN_COMPLETED, event_names::TURN_FAILED];
 /// Events of a turn, more or less: how far `history` reads back for each turn.
 const EVENTS_OF_A_TURN: i64 = 100;
 

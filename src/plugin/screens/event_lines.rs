@@ -6,6 +6,7 @@ use super::figures::duration;
 use super::printable::one_line;
 use crate::api::money::dollars;
 use crate::api::status::LoopUsage;
+use crate::link::event_names;
 use crate::link::events::EventLine;
 use crate::support::text::short_number;
 
@@ -13,8 +14,8 @@ use crate::support::text::short_number;
 const STEPS: [&str; 4] = [
     "model:call_started",
     "model:call_answered",
-    "autonomy:context_results_cleared",
-    "tool:intent",
+    event_names::RESULTS_CLEARED,
+    event_names::TOOL_INTENT,
 ];
 
 /// Makes lines of events. Keeps when the open turn and the open tool runs began.
@@ -56,19 +57,19 @@ impl EventPrinter {
     /// How long the turn or the tool run took that this event ends.
     fn duration(&mut self, event: &EventLine, at: Timestamp) -> Option<String> {
         let began = match (event.event.as_str(), &event.run) {
-            ("autonomy:turn_started", _) => {
+            (event_names::TURN_STARTED, _) => {
                 self.turn = Some((event.turn, at));
                 None
             }
-            ("autonomy:turn_completed" | "autonomy:turn_failed", _) => {
+            (event_names::TURN_COMPLETED | event_names::TURN_FAILED, _) => {
                 let open = self.turn.take();
                 open.filter(|(turn, _)| *turn == event.turn).map(|(_, began)| began)
             }
-            ("tool:intent", Some(run)) => {
+            (event_names::TOOL_INTENT, Some(run)) => {
                 self.runs.push((run.clone(), at));
                 None
             }
-            ("tool:outcome", Some(run)) => {
+            (event_names::TOOL_OUTCOME, Some(run)) => {
                 let open = self.runs.iter().position(|(open, _)| open == run);
                 open.map(|index| self.runs.swap_remove(index).1)
             }

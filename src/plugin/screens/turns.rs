@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::figures::duration;
 use super::table::TextTable;
+use crate::link::event_names;
 use crate::link::events::EventLine;
 
 /// Most names of tools that a row of the table shows.
@@ -44,7 +45,7 @@ pub struct TurnRow {
 pub fn rows(events: &[EventLine], most: usize) -> Vec<TurnRow> {
     let mut turns: BTreeMap<i64, TurnRow> = BTreeMap::new();
     for event in events.iter().filter(|event| event.turn > 0 && event.member == 0) {
-        if event.event == "autonomy:turn_started" {
+        if event.event == event_names::TURN_STARTED {
             let row = TurnRow {
                 turn: event.turn,
                 started_at: event.at.parse().ok(),
@@ -64,14 +65,14 @@ fn count(row: &mut TurnRow, event: &EventLine) {
     match event.event.as_str() {
         "model:call_answered" => row.calls += 1,
         "model:call_failed" => row.failed_calls += 1,
-        "tool:outcome" => {
+        event_names::TOOL_OUTCOME => {
             let tool = event.tool.clone().unwrap_or_default();
             *row.tool_runs.entry(tool).or_default() += 1;
             row.failed_tool_runs += u32::from(event.outcome.as_deref() != Some("Ok"));
         }
-        "tool:denied" => row.denied_tool_calls += 1,
-        "autonomy:turn_completed" => end(row, event, "completed"),
-        "autonomy:turn_failed" => end(row, event, "failed"),
+        event_names::TOOL_DENIED => row.denied_tool_calls += 1,
+        event_names::TURN_COMPLETED => end(row, event, "completed"),
+        event_names::TURN_FAILED => end(row, event, "failed"),
         _ => {}
     }
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::api::NamespacedName;
+use crate::link::event_names;
 use crate::link::events::EventLine;
 use crate::link::json_error;
 use crate::link::text_fragments::TextFragment;
@@ -308,12 +309,14 @@ impl TaskWatch {
     fn see(&mut self, event: &EventLine) -> Result<Seen, PluginError> {
         let is_of_task = event.note == self.id || event.note.starts_with(&format!("{}: ", self.id));
         match event.event.as_str() {
-            "task:accepted" if is_of_task => self.unseen_until = None,
-            "task:started" if is_of_task => {
+            event_names::TASK_ACCEPTED if is_of_task => self.unseen_until = None,
+            event_names::TASK_STARTED if is_of_task => {
                 self.unseen_until = None;
                 self.working = true;
             }
-            "task:ended" if is_of_task => return response(event).map(|response| Seen::End(Box::new(response))),
+            event_names::TASK_ENDED if is_of_task => {
+                return response(event).map(|response| Seen::End(Box::new(response)));
+            }
             _ => {}
         }
         Ok(self.progress(event).map_or(Seen::Nothing, Seen::Progress))
@@ -324,16 +327,16 @@ impl TaskWatch {
         let outcome = event.outcome.as_deref().unwrap_or_default();
         let line = match event.event.as_str() {
             // Without an answer the task does not continue: always shown.
-            "gate:opened" if self.working => {
+            event_names::GATE_OPENED if self.working => {
                 let gate = event.note.split(' ').next().unwrap_or_default();
                 format!("waits for an approval of {tool}: gate {gate}")
             }
             "loop:state_changed" if event.note.contains("-> Paused") && self.unseen_until.is_none() => {
                 format!("the agent is paused: {}", event.note)
             }
-            "tool:intent" if self.verbose && self.working => format!("runs {tool}"),
-            "tool:outcome" if self.verbose && self.working => format!("ran {tool}: {outcome}"),
-            "tool:denied" if self.verbose && self.working => format!("denied {tool}: {}", event.note),
+            event_names::TOOL_INTENT if self.verbose && self.working => format!("runs {tool}"),
+            event_names::TOOL_OUTCOME if self.verbose && self.working => format!("ran {tool}: {outcome}"),
+            event_names::TOOL_DENIED if self.verbose && self.working => format!("denied {tool}: {}", event.note),
             _ => return None,
         };
         Some(one_line(&line))
