@@ -1,5 +1,6 @@
 //! What the pages assume to be in the cluster, and a person who runs their commands.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
@@ -72,7 +73,12 @@ impl Stage {
 
     fn set(&self, plan: &Plan) {
         let kubectl = &self.namespace.kubectl;
+        // Several pages create the same object.
+        let mut created = BTreeSet::new();
         for step in plan.steps.iter().filter(|step| step.is_first) {
+            if !created.insert(&step.words) {
+                continue;
+            }
             let ended = self.end(step);
             let text = step.words.join(" ");
             assert!(ended.success, "{}: {text}: {}", step.place, ended.stderr);
@@ -156,7 +162,12 @@ impl Stage {
     }
 
     fn end(&self, step: &Step) -> Ended {
-        let mut words: Vec<&str> = step.words.iter().map(String::as_str).collect();
+        // Service accounts of the namespace `default` are in that of the test.
+        let of_default = "--serviceaccount=default:";
+        let account = format!("--serviceaccount={}:", self.namespace.kubectl.namespace());
+        let words = step.words.iter().map(|word| word.replace(of_default, &account));
+        let words: Vec<String> = words.collect();
+        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
         // The person is one of the namespace, and not of all.
         let is_of_all = words.contains(&"-A");
         let program = match step.program {
