@@ -372,6 +372,23 @@ pub struct ModelUsage {
 pub const OTHER_MODELS: &str = "other";
 
 impl LoopUsage {
+    /// The totals, as usage of a model without a name.
+    #[must_use]
+    pub fn of_all_models(&self) -> ModelUsage {
+        ModelUsage {
+            model: String::new(),
+            calls: self.calls,
+            unknown_calls: self.unknown_calls,
+            estimated_calls: self.estimated_calls,
+            input_tokens: self.input_tokens,
+            output_tokens: self.output_tokens,
+            cache_read_tokens: self.cache_read_tokens,
+            cache_write_tokens: self.cache_write_tokens,
+            reasoning_tokens: self.reasoning_tokens,
+            cost: self.cost,
+        }
+    }
+
     /// What is in the totals and in no entry of `by_model`, as usage of [`OTHER_MODELS`].
     #[must_use]
     pub fn of_other_models(&self) -> ModelUsage {

@@ -48,7 +48,7 @@ impl Default for GzipPieces {
 }
 
 impl GzipPieces {
-    /// Takes a piece of the text, and hands on what is compressed once that is enough. `false`: nobody takes it any more.
+    /// Takes a piece of the text, and hands on what is compressed once that is enough. `false`: the reader is gone.
     pub(super) fn push(&mut self, piece: &[u8], sink: &mut dyn FnMut(Vec<u8>) -> bool) -> bool {
         // A vector takes every write.
         self.0.write_all(piece).is_ok() && (self.0.get_ref().len() < PIECE || sink(std::mem::take(self.0.get_mut())))

@@ -165,7 +165,7 @@ impl NamespaceTotals {
     /// was in: the count is a total of the gateway's record, which outlasts pods.
     ///
     /// The first report to this leader adds nothing, since a former leader has added it. What was refused between the last
-    /// report to that one and this report is lost. After a lower count nothing is added either, and counting goes on from there:
+    /// report to that one and this report is lost. After a lower count nothing is added either, and counting continues from there:
     /// the gateway has lost its storage, or the report arrives late, and then nearly all of it would be added again.
     pub fn refused_reported(&self, (agent, uid): (&NamespacedName, &str), refused: i64) {
         // The number is what a pod says: no gateway counts below 0.

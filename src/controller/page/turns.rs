@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(
             (count(&follower, "team-a"), count(&follower, "team-b")),
             (MAX_FOLLOWED - 1, 1),
-            "with the last place taken nobody loses one"
+            "no place is lost when the last one is taken"
         );
         assert!(!seen("team-a", MAX_FOLLOWED), "another one of the same namespace");
         tokio::time::advance(Duration::from_secs(1)).await;

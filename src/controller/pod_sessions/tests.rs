@@ -94,7 +94,7 @@ fn a_tenant_that_uses_all_reader_slots_loses_one_to_another_tenant() {
     let _other = subscribe_all(&sessions, "team-b", 1);
     let held = subscribe_all(&sessions, "team-a", agents - 1);
     let gone = |readers: &[PageReceiver]| readers.iter().filter(|reader| reader.is_displaced()).count();
-    assert_eq!(gone(&held), 0, "with the last place taken nobody loses one");
+    assert_eq!(gone(&held), 0, "no place is lost when the last one is taken");
     // Another Agent of the same namespace takes none.
     let (more, new) = (
         NamespacedName::new("team-a", "more"),

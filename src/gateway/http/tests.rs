@@ -9,12 +9,12 @@ use tempfile::TempDir;
 
 use super::*;
 
-struct Authority {
+struct TestAuthority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-impl Authority {
+impl TestAuthority {
     fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![]).unwrap();
@@ -28,7 +28,7 @@ impl Authority {
 }
 
 /// The URL of a server with a certificate of this authority.
-async fn server(authority: &Authority) -> Url {
+async fn server(authority: &TestAuthority) -> Url {
     // Fails when another test was first; then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let key = KeyPair::generate().unwrap();
@@ -79,7 +79,7 @@ const REJECTED: &str = "invalid peer certificate: BadSignature";
 
 #[tokio::test]
 async fn a_server_is_trusted_by_its_own_authority_only_and_a_changed_one_is_used_at_once() {
-    let (right, wrong) = (Authority::new(), Authority::new());
+    let (right, wrong) = (TestAuthority::new(), TestAuthority::new());
     let url = server(&right).await;
     let dir = tempfile::tempdir().unwrap();
     let client = trusting(&url, &dir);
@@ -97,7 +97,7 @@ async fn a_server_is_trusted_by_its_own_authority_only_and_a_changed_one_is_used
 
 #[tokio::test]
 async fn unchanged_certificates_keep_the_client_and_its_connections() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let url = server(&authority).await;
     let dir = tempfile::tempdir().unwrap();
     write(&dir, &authority.pem);
@@ -113,7 +113,7 @@ async fn unchanged_certificates_keep_the_client_and_its_connections() {
 
 #[tokio::test]
 async fn without_usable_certificates_no_request_is_sent_and_the_field_is_named() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let url = server(&authority).await;
     let dir = tempfile::tempdir().unwrap();
     let client = trusting(&url, &dir);

@@ -150,15 +150,7 @@ impl UsageTotals {
 fn sum_of(known: &LoopUsage) -> ModelUsage {
     ModelUsage {
         model: ALL.into(),
-        calls: known.calls,
-        unknown_calls: known.unknown_calls,
-        estimated_calls: known.estimated_calls,
-        input_tokens: known.input_tokens,
-        output_tokens: known.output_tokens,
-        cache_read_tokens: known.cache_read_tokens,
-        cache_write_tokens: known.cache_write_tokens,
-        reasoning_tokens: known.reasoning_tokens,
-        cost: known.cost,
+        ..known.of_all_models()
     }
 }
 

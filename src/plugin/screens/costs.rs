@@ -12,7 +12,7 @@ use super::table::TextTable;
 use crate::api::amount::Amount;
 use crate::api::budget::{BudgetWindow, UsageBucket};
 use crate::api::money::dollars;
-use crate::api::status::{LoopUsage, ModelUsage};
+use crate::api::status::ModelUsage;
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::support::text::short_number;
 
@@ -73,8 +73,8 @@ pub fn of_agents(agents: &[Agent], by: CostSum) -> Vec<CostRow> {
         let usage = usage.unwrap_or_default();
         let name = NamespacedName::of(agent);
         match by {
-            CostSum::Agent => sums.add(name.to_string(), &of_usage(&usage)),
-            CostSum::Namespace => sums.add(name.namespace, &of_usage(&usage)),
+            CostSum::Agent => sums.add(name.to_string(), &of_model(&usage.of_all_models())),
+            CostSum::Namespace => sums.add(name.namespace, &of_model(&usage.of_all_models())),
             CostSum::Model => {
                 let others = Some(usage.of_other_models()).filter(|others| others.calls > 0);
                 for model in usage.by_model.iter().chain(&others) {
@@ -84,17 +84,6 @@ pub fn of_agents(agents: &[Agent], by: CostSum) -> Vec<CostRow> {
         }
     }
     sums.sorted()
-}
-
-fn of_usage(usage: &LoopUsage) -> CostRow {
-    CostRow {
-        calls: usage.calls,
-        unknown_calls: Some(usage.unknown_calls),
-        input_tokens: usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
-        output_tokens: usage.output_tokens,
-        cost: usage.cost,
-        ..CostRow::default()
-    }
 }
 
 fn of_model(usage: &ModelUsage) -> CostRow {

@@ -93,7 +93,7 @@ const NUMBERS: [i64; 10] = [
     1 << 53,
 ];
 
-/// `sample`, which stays JSON of the same form, with one to four values that nobody sends.
+/// `sample`, which stays JSON of the same form, with one to four values that no pod sends.
 pub fn bent(random: &mut Random, sample: &Value) -> Value {
     let mut bent = sample.clone();
     for _ in 0..random.range(1, 5) {

@@ -100,7 +100,7 @@ impl PodHarness {
         (status, response.json().await.unwrap_or_default())
     }
 
-    /// The subscription of a reader, who begins to read if nobody does.
+    /// The subscription of a reader, which starts a reader if there is none.
     async fn reading(&mut self) -> u64 {
         let first = |harness: &EventsHarness| harness.directives().readings.first().copied();
         if first(&self.controller).is_none() {

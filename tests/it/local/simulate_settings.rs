@@ -92,7 +92,7 @@ impl Script {
 enum Effect {
     /// The first call that is not made, and the state, the reason and the window of the stop.
     Stops(i64, &'static str, &'static str, Until),
-    /// The turn ends before this call, and the loop goes on.
+    /// The turn ends before this call, and the loop continues.
     EndsTurn(i64),
 }
 
