@@ -45,7 +45,7 @@ pub struct TaskSpec {
     /// Where the responses are sent. Absent: they are only kept in the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub responses: Option<TaskResponsesSpec>,
-    /// JSON schema of the response, with at most 16 patterns. If set, a task completes only with a response that matches it: the arguments of the
+    /// JSON schema of the response, within the limits of docs/tasks/task-mode.md#limits-of-schemas. If set, a task completes only with a response that matches it: the arguments of the
     /// tool `finish`, or an answer that consists of such JSON. Any other answer is reported to the model, which
     /// continues, within the limits. References to other documents are not supported.
     #[serde(skip_serializing_if = "Map::is_empty")]

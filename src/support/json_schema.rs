@@ -1,62 +1,40 @@
 //! JSON schemas that others have written: those of tools, and those of responses.
 
-use jsonschema::{FancyRegex, PatternOptions, Validator};
+use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
+use crate::schema_bounds;
 use crate::text::first_chars;
 
 /// Most steps back of a pattern: a pattern that needs more does not match.
 const MAX_BACKTRACKS: usize = 100_000;
-/// Most patterns of a schema that is checked, and most bytes of each once it is compiled.
-const MAX_PATTERNS: usize = 16;
-const MAX_PATTERN_BYTES: usize = 2 * 1024 * 1024;
+/// Most bytes of a compiled pattern.
+const MAX_COMPILED_BYTES: usize = 2 * 1024 * 1024;
+/// Most bytes of each part of a compiled pattern with look-around or back-references, which split it into parts.
+const MAX_PART_BYTES: usize = 256 * 1024;
 /// Most characters of a message.
 const MAX_MESSAGE: usize = 300;
 
-/// Compiles a schema. Fetches nothing: a schema that refers to another document cannot be used.
+/// Compiles a schema, within bounds on what that costs. Fetches nothing: a schema that refers to another document cannot be
+/// used.
 pub fn compile(schema: &Value) -> Result<Validator, String> {
-    build(schema, PatternOptions::fancy_regex().backtrack_limit(MAX_BACKTRACKS))
-}
-
-/// Checks that a schema can be used, within bounds on what that costs: for a process that checks the schemas of many
-/// users.
-pub fn check(schema: &Value) -> Result<(), String> {
-    let mut patterns = 0;
-    count_patterns(schema, &mut patterns);
-    if patterns > MAX_PATTERNS {
-        return Err(format!(
-            "it has {patterns} patterns, and {MAX_PATTERNS} are allowed: remove some"
-        ));
+    schema_bounds::check(schema)?;
+    let simple = jsonschema::options().with_pattern_options(PatternOptions::regex().size_limit(MAX_COMPILED_BYTES));
+    if let Ok(validator) = simple.build(schema) {
+        return Ok(validator);
     }
     let patterns = PatternOptions::fancy_regex()
         .backtrack_limit(MAX_BACKTRACKS)
-        .size_limit(MAX_PATTERN_BYTES);
-    build(schema, patterns).map(drop)
-}
-
-/// Counts what may be a pattern. Also counts properties that are called so, which need no exact number.
-fn count_patterns(schema: &Value, found: &mut usize) {
-    match schema {
-        Value::Array(items) => items.iter().for_each(|item| count_patterns(item, found)),
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                match (name.as_str(), value) {
-                    ("pattern", Value::String(_)) => *found += 1,
-                    ("patternProperties", Value::Object(patterns)) => *found += patterns.len(),
-                    _ => {}
-                }
-                count_patterns(value, found);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
-fn build(schema: &Value, patterns: PatternOptions<FancyRegex>) -> Result<Validator, String> {
+        .size_limit(MAX_PART_BYTES);
     jsonschema::options()
         .with_pattern_options(patterns)
         .build(schema)
         .map_err(|error| first_chars(&error.to_string(), MAX_MESSAGE).to_owned())
+}
+
+/// Checks that a schema can be used.
+pub fn check(schema: &Value) -> Result<(), String> {
+    compile(schema).map(drop)
 }
 
 /// How a value violates a schema, or why the schema cannot be used; `None`: it does not.
@@ -78,13 +56,27 @@ pub fn violation(schema: &Value, value: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, json};
 
     use super::*;
 
+    /// Definitions of which each wraps this often a reference to the next one.
+    fn chained(definitions: usize, levels: usize, wrap: fn(Value) -> Value) -> Value {
+        let definition = |at: usize| {
+            let mut schema = json!({"$ref": format!("#/$defs/a{}", at + 1), "unevaluatedProperties": false});
+            if levels > 0 {
+                schema = json!({"$ref": format!("#/$defs/a{}", at + 1)});
+            }
+            (0..levels).fold(schema, |inner, _| wrap(inner))
+        };
+        let mut defs: Map<String, Value> = (0..definitions).map(|at| (format!("a{at}"), definition(at))).collect();
+        defs.insert(format!("a{definitions}"), json!({"type": "object"}));
+        json!({"$defs": defs, "$ref": "#/$defs/a0"})
+    }
+
     /// The schemas are those of users, and a stack that overflows ends the process that checks them.
     #[test]
-    fn no_reference_leads_around_in_circles_for_ever() {
+    fn no_schema_overflows_the_stack() {
         let mut deep = json!({"type": "string"});
         for _ in 0..120 {
             deep = json!({"properties": {"a": deep}, "unevaluatedProperties": false});
@@ -104,6 +96,12 @@ mod tests {
             json!({"$id": "a", "$ref": "a", "anyOf": [{"$ref": "a#"}, {"if": {"$ref": "#"}, "then": {"$ref": "#"}}],
                 "unevaluatedProperties": {"$ref": "#"}}),
             deep,
+            chained(5, 100, |inner| json!({"unevaluatedProperties": inner})),
+            chained(20, 100, |inner| json!({"properties": {"x": inner}})),
+            chained(1_000, 0, |inner| inner),
+            chained(100, 10, |inner| json!({"properties": {"x": inner}})),
+            chained(400, 22, |inner| json!({"properties": {"x": inner}})),
+            chained(8, 11, |inner| json!({"unevaluatedProperties": inner})),
         ];
         for schema in schemas {
             // As large a stack as a worker of tokio has.
@@ -134,12 +132,21 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_is_checked_has_a_bounded_number_of_patterns_of_a_bounded_size() {
-        let of = |count: usize, pattern: &str| json!({"allOf": vec![json!({"pattern": pattern}); count]});
-        assert_eq!(check(&of(MAX_PATTERNS, "^[a-z]{1,64}$")), Ok(()));
-        assert!(check(&of(MAX_PATTERNS + 1, "a")).is_err_and(|error| error.contains("17 patterns")));
-        assert!(check(&of(1, r"^\p{L}{900}$")).is_err());
-        let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(15, "c")});
-        assert!(check(&names).is_err_and(|error| error.contains("17 patterns")));
+    fn the_size_of_a_compiled_pattern_is_limited() {
+        let of = |pattern: &str| json!({"pattern": pattern});
+        let with_lookahead = r"^(?=.*[A-Z])(?=.*[0-9])[A-Za-z0-9]{8,64}$";
+        for pattern in [r"^\p{L}[\p{L}\p{N} ._-]{1,40}$", with_lookahead, r"^(a|b)\1$"] {
+            assert_eq!(check(&of(pattern)), Ok(()), "{pattern}");
+        }
+        assert!(check(&of(r"^\p{L}{900}$")).is_err());
+        let parts = r"(?=\p{L}{40}i)".repeat(100);
+        assert!(check(&of(&parts)).is_err(), "{parts}");
+    }
+
+    #[test]
+    fn a_look_ahead_is_a_condition_of_a_value() {
+        let schema = json!({"pattern": "^(?!no)"});
+        assert_eq!(violation(&schema, &json!("yes")), None);
+        assert!(violation(&schema, &json!("no")).is_some());
     }
 }

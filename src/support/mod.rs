@@ -15,6 +15,8 @@ pub mod json_schema;
 pub mod listener;
 #[cfg(feature = "random")]
 pub mod random;
+#[cfg(feature = "json-schema")]
+mod schema_bounds;
 pub mod text;
 #[cfg(feature = "unix-socket")]
 pub mod unix_socket;

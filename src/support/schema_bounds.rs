@@ -1,0 +1,281 @@
+//! Bounds on the schemas that are compiled. They are those of tenants and of tool servers, and the compiler has no bounds of
+//! its own: it recurses with each level, and the keywords `unevaluatedProperties` and `unevaluatedItems` compile whatever is
+//! beside them a second time, with each reference in full. A stack that overflows ends the process.
+
+use serde_json::{Map, Value};
+
+/// Most objects, lists and values of a schema; with `unevaluated…` each counts as often as it may be compiled.
+pub(crate) const MAX_NODES: usize = 10_000;
+/// Most levels of JSON in a schema.
+pub(crate) const MAX_LEVELS: usize = 48;
+/// Most levels along references, with `unevaluated…`.
+pub(crate) const MAX_LEVELS_WITH_REFERENCES: usize = 96;
+/// Most patterns, and most bytes of all of them.
+pub(crate) const MAX_PATTERNS: usize = 16;
+pub(crate) const MAX_PATTERN_BYTES: usize = 2048;
+
+/// Why the schema must not be compiled.
+pub(crate) fn check(schema: &Value) -> Result<(), String> {
+    let mut plain = Plain::default();
+    plain.add(schema, 1)?;
+    if plain.patterns > MAX_PATTERNS {
+        return Err(format!(
+            "it has {} patterns, and {MAX_PATTERNS} are allowed: remove some",
+            plain.patterns
+        ));
+    }
+    if plain.pattern_bytes > MAX_PATTERN_BYTES {
+        return Err(format!(
+            "its patterns have {} bytes, and {MAX_PATTERN_BYTES} are allowed: shorten them",
+            plain.pattern_bytes
+        ));
+    }
+    if plain.has_unevaluated {
+        let mut expanded = Expanded {
+            schema,
+            references: Vec::new(),
+            nodes: 0,
+        };
+        return expanded.add(schema, 1);
+    }
+    Ok(())
+}
+
+fn too_large() -> String {
+    format!(
+        "it is too large: {MAX_NODES} values are allowed, and unevaluated… counts what is beside it twice, with references in full"
+    )
+}
+
+/// What a schema has, as it is written.
+#[derive(Default)]
+struct Plain {
+    nodes: usize,
+    patterns: usize,
+    pattern_bytes: usize,
+    has_unevaluated: bool,
+}
+
+impl Plain {
+    fn add(&mut self, value: &Value, level: usize) -> Result<(), String> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES {
+            return Err(too_large());
+        }
+        if level > MAX_LEVELS {
+            return Err(format!(
+                "it is nested too deeply: {MAX_LEVELS} levels of JSON are allowed"
+            ));
+        }
+        match value {
+            Value::Array(items) => items.iter().try_for_each(|item| self.add(item, level + 1)),
+            Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
+                self.add_patterns(name, value);
+                self.has_unevaluated |= is_unevaluated(name);
+                self.add(value, level + 1)
+            }),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
+        }
+    }
+
+    /// Also counts properties that are called so, which need no exact number.
+    fn add_patterns(&mut self, name: &str, value: &Value) {
+        match (name, value) {
+            ("pattern", Value::String(pattern)) => {
+                self.patterns += 1;
+                self.pattern_bytes += pattern.len();
+            }
+            ("patternProperties", Value::Object(patterns)) => {
+                self.patterns += patterns.len();
+                self.pattern_bytes += patterns.keys().map(String::len).sum::<usize>();
+            }
+            _ => {}
+        }
+    }
+}
+
+fn is_unevaluated(name: &str) -> bool {
+    name.starts_with("unevaluated")
+}
+
+/// What is compiled of a schema with `unevaluated…`: each reference is followed wherever it is, except to what it is within.
+struct Expanded<'a> {
+    schema: &'a Value,
+    /// The references that lead to where the walk is.
+    references: Vec<&'a str>,
+    nodes: usize,
+}
+
+impl<'a> Expanded<'a> {
+    fn add(&mut self, value: &'a Value, level: usize) -> Result<(), String> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES {
+            return Err(too_large());
+        }
+        if level > MAX_LEVELS_WITH_REFERENCES {
+            return Err(format!(
+                "it is nested too deeply: with unevaluated… {MAX_LEVELS_WITH_REFERENCES} levels along references are allowed"
+            ));
+        }
+        match value {
+            Value::Array(items) => items.iter().try_for_each(|item| self.add(item, level + 1)),
+            Value::Object(fields) => {
+                let times = if fields.keys().any(|name| is_unevaluated(name)) {
+                    2
+                } else {
+                    1
+                };
+                (0..times).try_for_each(|_| self.add_fields(fields, level))
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
+        }
+    }
+
+    fn add_fields(&mut self, fields: &'a Map<String, Value>, level: usize) -> Result<(), String> {
+        for (name, value) in fields {
+            match (name.as_str(), value) {
+                ("$ref", Value::String(reference)) => self.add_reference(reference, level)?,
+                ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
+                    return Err(format!("{name} cannot be used with unevaluated…: use $ref"));
+                }
+                // References below it would be relative to it.
+                ("$id" | "id", Value::String(_)) if level > 1 => {
+                    return Err(format!(
+                        "{name} below the root cannot be used with unevaluated…: remove it"
+                    ));
+                }
+                _ => self.add(value, level + 1)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn add_reference(&mut self, reference: &'a str, level: usize) -> Result<(), String> {
+        if self.references.contains(&reference) {
+            return Ok(());
+        }
+        let target = reference.strip_prefix('#').and_then(|at| self.schema.pointer(at));
+        let Some(target) = target.filter(|_| !reference.contains('%')) else {
+            return Err(
+                "with unevaluated… each $ref must have the form #/$defs/name, and what it names must exist".to_owned(),
+            );
+        };
+        self.references.push(reference);
+        self.add(target, level + 1)?;
+        self.references.pop();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A schema with this many levels of JSON, of which each pair is a property.
+    fn nested(levels: usize) -> Value {
+        let mut schema = if levels.is_multiple_of(2) { json!({"not": {}}) } else { json!({}) };
+        for _ in 0..(levels - 1) / 2 {
+            schema = json!({"properties": {"a": schema}});
+        }
+        schema
+    }
+
+    /// References of which each names the next one this many times.
+    fn repeated(references: usize, times: usize) -> Value {
+        let mut defs = Map::new();
+        for at in 0..references {
+            let next = json!({"$ref": format!("#/$defs/a{}", at + 1)});
+            defs.insert(format!("a{at}"), json!({"allOf": vec![next; times]}));
+        }
+        defs.insert(format!("a{references}"), json!({"type": "object"}));
+        json!({"$defs": defs, "$ref": "#/$defs/a0"})
+    }
+
+    fn with_unevaluated(mut schema: Value) -> Value {
+        schema["unevaluatedProperties"] = json!(false);
+        schema
+    }
+
+    #[test]
+    fn levels_are_limited() {
+        assert_eq!(check(&nested(MAX_LEVELS)), Ok(()));
+        assert!(check(&nested(MAX_LEVELS + 1)).is_err_and(|error| error.contains("48 levels")));
+    }
+
+    #[test]
+    fn values_are_limited() {
+        let of = |items: usize| json!({"enum": vec![1; items]});
+        assert_eq!(check(&of(MAX_NODES - 2)), Ok(()));
+        assert!(check(&of(MAX_NODES - 1)).is_err_and(|error| error.contains("too large")));
+    }
+
+    #[test]
+    fn with_unevaluated_keywords_values_behind_references_count_wherever_they_are_referenced() {
+        assert_eq!(check(&repeated(20, 2)), Ok(()));
+        assert!(check(&with_unevaluated(repeated(20, 2))).is_err_and(|error| error.contains("too large")));
+        assert_eq!(check(&with_unevaluated(repeated(20, 1))), Ok(()));
+        assert!(
+            check(&with_unevaluated(repeated(40, 1))).is_err_and(|error| error.contains("96 levels along references"))
+        );
+    }
+
+    #[test]
+    fn nested_unevaluated_keywords_double_each_other() {
+        let of = |levels: usize| {
+            let mut schema = json!({"type": "object"});
+            for _ in 0..levels {
+                schema = json!({"anyOf": [schema], "unevaluatedProperties": false});
+            }
+            schema
+        };
+        assert_eq!(check(&of(8)), Ok(()));
+        assert!(check(&of(15)).is_err_and(|error| error.contains("too large")));
+    }
+
+    #[test]
+    fn with_unevaluated_keywords_references_that_are_not_followed_are_refused() {
+        let base = json!({"$defs": {"a%b": {}, "a": {"$anchor": "a"}}});
+        for (field, value, part) in [
+            ("$ref", json!("#a"), "#/$defs/name"),
+            ("$ref", json!("#/$defs/a%25b"), "#/$defs/name"),
+            ("$ref", json!("#/$defs/absent"), "#/$defs/name"),
+            ("$ref", json!("other.json"), "#/$defs/name"),
+            ("$dynamicRef", json!("#a"), "$dynamicRef"),
+            ("not", json!({"$id": "urn:a"}), "$id below the root"),
+        ] {
+            let mut schema = base.clone();
+            schema[field] = value;
+            assert_eq!(check(&schema), Ok(()), "{schema}");
+            let schema = with_unevaluated(schema);
+            assert!(check(&schema).is_err_and(|error| error.contains(part)), "{schema}");
+        }
+    }
+
+    #[test]
+    fn a_recursive_schema_and_one_that_extends_another_are_allowed() {
+        for schema in [
+            json!({"type": "object", "properties": {"next": {"$ref": "#"}}, "unevaluatedProperties": false}),
+            json!({"$id": "urn:x", "$defs": {"base": {"properties": {"id": {"type": "string"}}}},
+                "allOf": [{"$ref": "#/$defs/base"}], "unevaluatedProperties": false}),
+            json!({"properties": {"id": {"type": "string"}, "pattern": {"type": "string"}}}),
+        ] {
+            assert_eq!(check(&schema), Ok(()), "{schema}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_limited_by_number_and_bytes() {
+        let of = |patterns: &[String]| json!({"allOf": patterns.iter().map(|pattern| json!({"pattern": pattern})).collect::<Vec<_>>()});
+        let short = |count: usize| vec!["a".to_owned(); count];
+        assert_eq!(check(&of(&short(MAX_PATTERNS))), Ok(()));
+        assert!(check(&of(&short(MAX_PATTERNS + 1))).is_err_and(|error| error.contains("17 patterns")));
+        let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(&short(15))});
+        assert!(check(&names).is_err_and(|error| error.contains("17 patterns")));
+        let half = "a".repeat(MAX_PATTERN_BYTES / 2);
+        assert_eq!(check(&of(&[half.clone(), half.clone()])), Ok(()));
+        let above = of(&[half.clone(), format!("{half}a")]);
+        assert!(check(&above).is_err_and(|error| error.contains("2049 bytes")));
+    }
+}
