@@ -85,7 +85,7 @@ The test checks that the controller is available, that the custom resources exis
 
     helm upgrade agentloop charts/agentloop --namespace agentloop-system --reset-then-reuse-values --wait
 
-This upgrades the custom resource definitions too (`crds.enabled`). Agents keep running: the pod of an Agent is replaced at its next pause.
+This upgrades the custom resource definitions too (`crds.enabled`). Agents keep running, in pods with the old image; a pod gets the new one when it is next created.
 
 ## Uninstall
 

@@ -142,7 +142,7 @@ pub struct PodSettings {
     pub annotations: BTreeMap<String, String>,
     /// When a running pod is replaced after a change of the spec. `WhenIdle`, the default: when the loop is sleeping,
     /// paused or stopped, never during a turn. `Immediate`: at once; the call in flight is finished or cancelled within
-    /// the drain time. `OnDelete`: when the pod is deleted. A new controller version alone replaces no pod.
+    /// the drain time. `OnDelete`: when the pod is deleted. A new controller version alone replaces a pod only with `Immediate`.
     pub update_strategy: UpdateStrategy,
 }
 
