@@ -31,6 +31,9 @@ pub const MODEL_CA: &str = "model";
 /// Directory of the certificates for `spec.lightModel`.
 pub const LIGHT_MODEL_CA: &str = "light-model";
 
+/// Directory of the certificates for `spec.task.responses`.
+pub const RESPONSES_CA: &str = "task.responses";
+
 /// Directory of the certificates for a tool server.
 #[must_use]
 pub fn tool_server_ca(server: &str) -> String {
@@ -38,7 +41,7 @@ pub fn tool_server_ca(server: &str) -> String {
 }
 
 impl AgentSpec {
-    /// The Secrets of `tls.caSecretRef` of all model servers and tool servers.
+    /// The Secrets of `tls.caSecretRef` of all model servers and tool servers, and of the receiver of responses.
     #[must_use]
     pub fn ca_secrets(&self) -> Vec<CaSecret<'_>> {
         let models = [
@@ -52,7 +55,11 @@ impl AgentSpec {
             let path = format!("spec.tools.servers[{}]", server.name);
             Some((tool_server_ca(&server.name), path, server.tls.as_ref()?))
         });
-        let all = models.chain(servers).map(|(dir, path, tls)| CaSecret {
+        let responses = self.response_endpoint().and_then(|http| {
+            let path = "spec.task.responses.http".to_owned();
+            Some((RESPONSES_CA.to_owned(), path, http.tls.as_ref()?))
+        });
+        let all = models.chain(servers).chain(responses).map(|(dir, path, tls)| CaSecret {
             dir,
             field: format!("{path}.tls.caSecretRef"),
             secret: &tls.ca_secret_ref.name,
@@ -70,11 +77,16 @@ mod tests {
     fn spec(tls: &Value) -> Value {
         let mut model = json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://m/v1"});
         let mut server = json!({"name": "files", "url": "https://files/mcp", "trusted": false});
+        let mut receiver = json!({"url": "https://receiver/"});
         if !tls.is_null() {
             model["tls"] = tls.clone();
             server["tls"] = tls.clone();
+            receiver["tls"] = tls.clone();
         }
-        json!({"model": model, "lightModel": model, "tools": {"servers": [server]}})
+        json!({
+            "model": model, "lightModel": model, "tools": {"servers": [server]},
+            "task": {"responses": {"http": receiver}},
+        })
     }
 
     fn read(value: Value) -> AgentSpec {
@@ -95,6 +107,7 @@ mod tests {
                 ("model", "spec.model.tls.caSecretRef", "roots"),
                 ("light-model", "spec.lightModel.tls.caSecretRef", "roots"),
                 ("tools/files", "spec.tools.servers[files].tls.caSecretRef", "roots"),
+                ("task.responses", "spec.task.responses.http.tls.caSecretRef", "roots"),
             ]
         );
         assert_eq!(
@@ -112,6 +125,7 @@ mod tests {
             &written["model"],
             &written["lightModel"],
             &written["tools"]["servers"][0],
+            &written["task"]["responses"]["http"],
         ] {
             assert!(part.is_object() && part.get("tls").is_none(), "{part}");
         }

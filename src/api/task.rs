@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::server_tls::ServerTls;
 use super::tools::SecretRef;
 
 /// Settings of mode `Task`: one activation for each task. Tasks of one origin keep their order, and origins take turns.
@@ -67,6 +68,11 @@ pub struct TaskResponsesSpec {
 /// Other statuses and lost connections are retried with exponential backoff, up to 5 minutes apart; a response that the
 /// server rejects for ten minutes with a status for an invalid request, such as 400 or 422, is dropped.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[x_kube(
+    validation = Rule::new("!has(self.tls) || self.url.startsWith('https://')").message(
+        "spec.task.responses.http.tls requires a url that starts with https://"
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub struct ResponseEndpoint {
     /// URL: http or https, a host, no user. Redirects are not followed.
@@ -84,6 +90,9 @@ pub struct ResponseEndpoint {
     /// model and the loop never see them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers_secret_ref: Option<SecretRef>,
+    /// TLS settings of the server. Allowed only if `url` starts with https://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ServerTls>,
 }
 
 /// Any JSON object; its size is bounded by that of the Agent.

@@ -39,7 +39,7 @@ pub struct ServerDirs {
     pub headers: PathBuf,
     /// Sockets of containers of the pod.
     pub sockets: PathBuf,
-    /// Certificates of `tls.caSecretRef`, of models too.
+    /// Certificates of `tls.caSecretRef`, of models and of the receiver of responses too.
     pub ca: PathBuf,
 }
 

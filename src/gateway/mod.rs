@@ -168,11 +168,7 @@ pub async fn run(options: GatewayOptions, end: impl Future<Output = ()>) -> Resu
     };
     let listener = unix_socket::bind(&options.socket).map_err(socket_error)?;
     let mcp = mcp_proxy(&options, &contact, &policy);
-    let responses = Arc::new(ResponseSender::new(
-        &options.config,
-        &options.server_dirs.headers,
-        &policy,
-    ));
+    let responses = Arc::new(ResponseSender::new(&options.config, &options.server_dirs, &policy));
     let router = server::router(GatewayState {
         calls: Arc::clone(&calls),
         contact,

@@ -3,24 +3,28 @@
 //! One attempt for each request of the worker, which repeats it until the server has accepted the response. Keeps
 //! nothing, and logs no text of a response.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use reqwest::{Client, Url};
+use reqwest::Url;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::headers_secret::HeadersSecret;
-use super::http;
+use super::http::{self, MountedRoots, ServerClient};
+use super::mcp_proxy::ServerDirs;
 use crate::api::agent::RESPONSES_SECRET;
+use crate::api::server_tls::RESPONSES_CA;
+use crate::api::task::ResponseEndpoint;
 use crate::link::pod::PodConfig;
 use crate::link::socket::OutgoingResponse;
 use crate::sensing::address::AddressPolicy;
 
 /// Longest time for one attempt.
 const ATTEMPT: Duration = Duration::from_secs(30);
+/// The path in the spec of the receiver, for messages.
+const PATH: &str = "spec.task.responses.http";
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// The receiver of an Agent's responses.
@@ -37,7 +41,8 @@ struct ResponseAgent {
 }
 
 struct ResponseTarget {
-    client: Result<(Client, Url), String>,
+    /// The client and URL to use, or why there is none.
+    server: Result<(ServerClient, Url), String>,
     headers: Option<HeadersSecret>,
 }
 
@@ -50,14 +55,12 @@ struct SentResponse<'a> {
 }
 
 impl ResponseSender {
-    pub(super) fn new(config: &PodConfig, headers: &Path, policy: &Arc<AddressPolicy>) -> Self {
+    pub(super) fn new(config: &PodConfig, dirs: &ServerDirs, policy: &Arc<AddressPolicy>) -> Self {
         let target = config.spec.response_endpoint().map(|endpoint| ResponseTarget {
-            client: Url::parse(&endpoint.url)
-                .map_err(|error| format!("the URL is not valid: {error}"))
-                .and_then(|url| Ok((http::client(&url, policy)?, url))),
+            server: server(endpoint, dirs, policy),
             headers: endpoint.headers_secret_ref.as_ref().map(|_| HeadersSecret {
-                dir: headers.join(RESPONSES_SECRET),
-                field: "spec.task.responses.http.headersSecretRef".to_owned(),
+                dir: dirs.headers.join(RESPONSES_SECRET),
+                field: format!("{PATH}.headersSecretRef"),
             }),
         });
         Self {
@@ -75,7 +78,8 @@ impl ResponseSender {
         let Some(target) = &self.target else {
             return Err("spec.task.responses is not set".to_owned());
         };
-        let (client, url) = target.client.as_ref().map_err(Clone::clone)?;
+        let (server, url) = target.server.as_ref().map_err(Clone::clone)?;
+        let client = server.get()?;
         let mut headers = match &target.headers {
             Some(secret) => secret.read()?,
             None => HeaderMap::new(),
@@ -88,7 +92,22 @@ impl ResponseSender {
             response: &response.body,
         };
         let sending = client.post(url.clone()).headers(headers).json(&body).timeout(ATTEMPT);
-        let answer = sending.send().await.map_err(|error| http::cause(&error))?;
+        let answer = sending.send().await.map_err(|error| {
+            let cause = http::cause(&error);
+            let advice = http::tls_advice(&cause, PATH);
+            format!("{cause}{advice}")
+        })?;
         Ok(answer.status())
     }
+}
+
+fn server(
+    endpoint: &ResponseEndpoint,
+    dirs: &ServerDirs,
+    policy: &Arc<AddressPolicy>,
+) -> Result<(ServerClient, Url), String> {
+    let url = Url::parse(&endpoint.url).map_err(|error| format!("the URL is not valid: {error}"))?;
+    let roots = endpoint.tls.as_ref();
+    let roots = roots.map(|_| MountedRoots::new(&dirs.ca.join(RESPONSES_CA), PATH));
+    Ok((ServerClient::new(&url, policy, roots)?, url))
 }

@@ -39,7 +39,8 @@ pub const LIGHT_SCRIPT_FILE: &str = "/etc/agentloop/light-script/text";
 pub const LIGHT_API_KEY_FILE: &str = "/etc/agentloop/light-key/value";
 /// Mounted Secrets of `tools.servers[].headersSecretRef` (gateway): a directory per server, a file per header.
 pub const TOOL_HEADERS_DIR: &str = "/etc/agentloop/tools";
-/// Mounted keys of `tls.caSecretRef` of models and tool servers (gateway): a directory per server.
+/// Mounted keys of `tls.caSecretRef` of models, tool servers and the receiver of responses (gateway): a directory per
+/// server.
 pub const SERVER_CA_DIR: &str = "/etc/agentloop/server-ca";
 /// Directory of the tool servers' sockets. In the gateway it has a directory per server, each of them a memory volume; in the
 /// container of a server, it is that volume.

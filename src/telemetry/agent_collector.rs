@@ -4,7 +4,7 @@
 
 use strum::IntoEnumIterator;
 
-use super::exposition::{Exemplar, MetricWriter};
+use super::exposition::{Exemplar, LabelStarts, MetricWriter};
 use super::families::{PerObject, Samples, SeriesSource, TakeSnapshot, dollars, number, write_conditions};
 use super::registry::{self, Metric};
 use crate::api::Agent;
@@ -67,25 +67,40 @@ impl AgentCollector {
 impl SeriesSource for AgentCollector {
     fn write(&self, out: &mut MetricWriter<'_>) {
         let agents = (self.agents)();
+        let mut starts = LabelStarts::default();
+        agents(&mut |agent| {
+            let [namespace, name] = id(agent);
+            starts.push(&[(ID_LABELS[0], namespace), (ID_LABELS[1], name)]);
+        });
         for (metric, write) in FAMILIES.iter().filter(|(metric, _)| self.level.includes(metric)) {
             let mut family = out.family((*metric).into());
+            let mut starts = starts.iter();
             agents(&mut |agent| {
                 // The reader is gone.
                 if !family.is_open() {
                     return;
                 }
-                let namespace = agent.metadata.namespace.as_deref().unwrap_or_default();
-                let name = agent.metadata.name.as_deref().unwrap_or_default();
+                family.start_with(starts.next().unwrap_or_default());
+                let id = id(agent);
                 let facts = AgentSamples {
                     agent,
-                    id: [namespace, name],
+                    id,
                     gateways: &self.gateways,
                     sampled: &self.sampled,
                 };
-                write(&facts, &mut Samples::new(&mut family, metric, &[namespace, name]));
+                write(&facts, &mut Samples::new(&mut family, metric, &id));
             });
         }
     }
+}
+
+/// The first labels of all series of an Agent.
+const ID_LABELS: [&str; 2] = ["namespace", "agent"];
+
+/// The values of [`ID_LABELS`].
+fn id(agent: &Agent) -> [&str; 2] {
+    let metadata = &agent.metadata;
+    [&metadata.namespace, &metadata.name].map(|part| part.as_deref().unwrap_or_default())
 }
 
 /// An Agent, and what is known of it elsewhere.

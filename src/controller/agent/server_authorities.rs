@@ -1,5 +1,5 @@
-//! The Secrets of `tls.caSecretRef` of models and tool servers: the key that they must have, and how the gateway gets
-//! it. Pure.
+//! The Secrets of `tls.caSecretRef` of models, tool servers and the receiver of responses: the key that they must have,
+//! and how the gateway gets it. Pure.
 
 use k8s_openapi::api::core::v1::{KeyToPath, SecretProjection, Volume, VolumeMount, VolumeProjection};
 
@@ -77,10 +77,14 @@ mod tests {
     fn agent(tls: &Value) -> Agent {
         let model = json!({"api": "OpenAIChat", "name": "m", "baseURL": "https://m/v1", "tls": tls});
         let server = json!({"name": "hub", "url": "https://hub/mcp", "tls": tls});
+        let receiver = json!({"url": "https://receiver/", "tls": tls});
         serde_json::from_value(json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
             "metadata": {"name": "a", "namespace": "n", "uid": "u"},
-            "spec": {"model": model, "lightModel": model, "tools": {"builtin": ["Files"], "servers": [server]}},
+            "spec": {
+                "model": model, "lightModel": model, "tools": {"builtin": ["Files"], "servers": [server]},
+                "mode": "Task", "task": {"responses": {"http": receiver}},
+            },
         }))
         .unwrap()
     }
@@ -112,7 +116,13 @@ mod tests {
         let volumes = pod["volumes"].as_array().unwrap();
         let volumes: Vec<_> = volumes.iter().filter(|volume| volume["name"] == VOLUME).collect();
         let source = |path: &str| json!({"secret": {"name": "roots", "items": [{"key": "ca.crt", "path": path}]}});
-        let sources = ["model/ca.crt", "light-model/ca.crt", "tools/hub/ca.crt"].map(source);
+        let paths = [
+            "model/ca.crt",
+            "light-model/ca.crt",
+            "tools/hub/ca.crt",
+            "task.responses/ca.crt",
+        ];
+        let sources = paths.map(source);
         let expected = json!({"name": VOLUME, "projected": {"defaultMode": 0o440, "sources": sources}});
         assert_eq!(volumes, [&expected]);
     }

@@ -55,7 +55,7 @@ pub(super) struct AgentReferences {
     pub(super) workspace: Option<ReferenceLookup<Option<WorkspaceProblem>>>,
     /// `spec.tools.servers[].headersSecretRef`, by server name: only the keys of the Secret, never their values.
     pub(super) headers: BTreeMap<String, ReferenceLookup<Vec<String>>>,
-    /// `tls.caSecretRef` of models and tool servers, by field; only whether the key exists, never its value.
+    /// `tls.caSecretRef` of models, tool servers and the receiver of responses, by field; only whether the key exists, never its value.
     pub(super) authorities: BTreeMap<String, ReferenceLookup<()>>,
     /// Whether the objects of [`environment_references`] exist, by field.
     pub(super) environment: BTreeMap<String, bool>,

@@ -104,6 +104,13 @@ fn a_scrape_of_a_thousand_agents_is_below_three_megabytes() {
 }
 
 #[test]
+fn all_families_begin_with_the_labels_that_are_written_once() {
+    for (metric, _) in FAMILIES {
+        assert!(metric.labels.starts_with(&ID_LABELS), "{}", metric.name);
+    }
+}
+
+#[test]
 fn meaningless_zeros_are_absent_and_appear_when_they_count() {
     const ABSENT: [&str; 4] = [
         "actions_total",

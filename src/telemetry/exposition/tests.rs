@@ -182,3 +182,69 @@ fn openmetrics_is_served_to_clients_that_prefer_it() {
         assert_eq!(ExpositionFormat::negotiate(accept), format, "{accept}");
     }
 }
+
+#[test]
+fn whole_numbers_are_written_as_floats_are() {
+    let exact = 2_f64.powi(53);
+    for value in [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        12_345.0,
+        12_345.678,
+        exact - 1.0,
+        exact,
+        exact + 2.0,
+        1e300,
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        f64::NAN,
+    ] {
+        let text = text(ExpositionFormat::Text, COUNTER, |family| family.value(&[], value, None));
+        let written = text.lines().last().and_then(|line| line.split_once(' '));
+        assert_eq!(written, Some(("cost_usd_total", value.to_string().as_str())));
+    }
+}
+
+#[test]
+fn labels_that_are_written_once_for_all_families_are_the_same_text() {
+    let objects = [["team-a", "x"], ["", "\"\\\n§"], ["team-b", ""]];
+    let mut starts = LabelStarts::default();
+    for [namespace, name] in objects {
+        starts.push(&[("namespace", namespace), ("name", name)]);
+    }
+    let written = |once: bool| {
+        let mut text = Vec::new();
+        let mut sink = |piece: Vec<u8>| {
+            text.extend(piece);
+            true
+        };
+        let mut writer = MetricWriter::new(ExpositionFormat::OpenMetrics, &mut sink);
+        for head in [
+            COUNTER,
+            FamilyHead {
+                name: "wait_seconds",
+                kind: MetricKind::Histogram,
+                ..COUNTER
+            },
+        ] {
+            let mut family = writer.family(head);
+            for ([namespace, name], start) in objects.into_iter().zip(starts.iter()) {
+                if once {
+                    family.start_with(start);
+                }
+                let labels = [("namespace", namespace), ("name", name), ("model", "m\n")];
+                family.value(&labels[..2], 1.5, Some(&exemplar(3)));
+                family.value(&labels, 2.0, None);
+                family.summary(&labels, 2.5, 3);
+                family.histogram(&labels[..2], [(0.5, 1, None)], 0.5, 1);
+            }
+        }
+        writer.finish();
+        String::from_utf8(text).unwrap()
+    };
+    assert_eq!(starts.iter().count(), objects.len());
+    assert_eq!(written(true), written(false));
+}

@@ -1,4 +1,4 @@
-//! Servers behind a private certificate authority: `tls.caSecretRef` of models and tool servers.
+//! Servers behind a private certificate authority: `tls.caSecretRef` of models, tool servers and receivers of responses.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::controller::certificates;
 use super::harness::{GatewayHarness, PROMPT, failure, url, whole};
 use super::provider::ANSWER;
 
-/// A model server and tool server with a certificate of an authority of its own.
+/// A model server, tool server and receiver of responses with a certificate of an authority of its own.
 pub struct PrivateServer {
     pub base: String,
     pub ca: String,
@@ -41,6 +41,7 @@ impl PrivateServer {
         let app = Router::new()
             .route("/v1/chat/completions", json(ANSWER))
             .route("/mcp", json("{}"))
+            .route("/responses", json("{}"))
             .layer(map_request(move |request: Request| {
                 asks.send_modify(|count| *count += 1);
                 async { request }
@@ -59,7 +60,7 @@ impl PrivateServer {
     }
 }
 
-/// A gateway whose models and tool server are this server, without its authority in a file yet. `tls`: whether the spec
+/// A gateway whose models, tool server and receiver are this server, without its authority in a file yet. `tls`: whether the spec
 /// names one.
 async fn started(server: &PrivateServer, tls: bool) -> GatewayHarness {
     let mut harness = GatewayHarness::new().await;
@@ -73,6 +74,7 @@ async fn started(server: &PrivateServer, tls: bool) -> GatewayHarness {
     harness.light["name"] = json!("small");
     harness.light["apiKeySecretRef"] = Value::Null;
     harness.tools = json!({"servers": [{"name": "hub", "url": format!("{}/mcp", server.base), "tls": tls}]});
+    harness.task = json!({"responses": {"http": {"url": format!("{}/responses", server.base), "tls": tls}}});
     // The system's roots, which a client without an authority needs: of another authority than the server's.
     let roots = harness.path("ca.crt").to_str().unwrap().to_owned();
     harness.environment = vec![("SSL_CERT_FILE", roots)];
@@ -109,6 +111,14 @@ async fn tool_call(harness: &GatewayHarness) -> reqwest::Response {
         .unwrap()
 }
 
+/// Has a response to a task sent once: 200 with the status of the receiver, or why there is none.
+async fn send_response(harness: &GatewayHarness) -> (StatusCode, String) {
+    let body = json!({"id": "task-1", "body": {"outcome": "Completed"}});
+    let request = harness.worker.post(url("/v1/task-responses")).json(&body);
+    let answer = request.send().await.unwrap();
+    (answer.status(), answer.text().await.unwrap())
+}
+
 #[tokio::test]
 async fn each_server_is_trusted_by_its_own_authority_which_is_read_for_each_request() {
     let server = PrivateServer::start().await;
@@ -128,6 +138,13 @@ async fn each_server_is_trusted_by_its_own_authority_which_is_read_for_each_requ
         (answer.status(), answer.text().await.unwrap()),
         (StatusCode::OK, "{}".to_owned())
     );
+    let says = "the Secret of spec.task.responses.http.tls.caSecretRef has no key ca.crt; correct the Secret";
+    assert_eq!(
+        send_response(&harness).await,
+        (StatusCode::BAD_GATEWAY, says.to_owned())
+    );
+    mount(&harness, "task.responses", &server.ca);
+    assert_eq!(send_response(&harness).await, (StatusCode::OK, "200".to_owned()));
 }
 
 #[tokio::test]
@@ -137,7 +154,7 @@ async fn a_server_of_another_authority_is_refused_and_nothing_is_sent_or_charged
     let rejected = "cannot be reached: invalid peer certificate: BadSignature; check";
     for named in [true, false] {
         let harness = started(&server, named).await;
-        for dir in ["model", "light-model", "tools/hub"] {
+        for dir in ["model", "light-model", "tools/hub", "task.responses"] {
             mount(&harness, dir, &other.ca);
         }
         let refused = failure(harness.call("t1c1a1", &whole()).await).await;
@@ -149,6 +166,13 @@ async fn a_server_of_another_authority_is_refused_and_nothing_is_sent_or_charged
         let says =
             format!("the server at spec.tools.servers[hub].url {rejected} spec.tools.servers[hub].tls.caSecretRef");
         assert_eq!(refused.text().await.unwrap(), says, "with a Secret: {named}");
+        let says = "invalid peer certificate: BadSignature; check spec.task.responses.http.tls.caSecretRef".to_owned();
+        assert_eq!(
+            send_response(&harness).await,
+            (StatusCode::BAD_GATEWAY, says),
+            "with a Secret: {named}"
+        );
+        assert_eq!(*server.asked.borrow(), 0, "nothing was sent");
         harness.until_counted(0, 0).await;
     }
 }
@@ -157,7 +181,7 @@ async fn a_server_of_another_authority_is_refused_and_nothing_is_sent_or_charged
 async fn a_secret_without_a_certificate_stops_each_request_until_it_is_corrected() {
     let server = PrivateServer::start().await;
     let harness = started(&server, true).await;
-    let dirs = ["model", "tools/hub"];
+    let dirs = ["model", "tools/hub", "task.responses"];
     for dir in dirs {
         mount(&harness, dir, "canary");
     }
@@ -170,6 +194,8 @@ async fn a_secret_without_a_certificate_stops_each_request_until_it_is_corrected
     let says = format!("the Secret of spec.tools.servers[hub].tls.caSecretRef {what}");
     let text = refused.text().await.unwrap();
     assert!(text.ends_with(&says), "{text}");
+    let says = format!("the Secret of spec.task.responses.http.tls.caSecretRef {what}");
+    assert_eq!(send_response(&harness).await, (StatusCode::BAD_GATEWAY, says));
     let report = harness.controller.until("the failure", |report| {
         report
             .model
@@ -182,4 +208,5 @@ async fn a_secret_without_a_certificate_stops_each_request_until_it_is_corrected
     }
     assert_eq!(harness.ask("t1c1a2").await.0, StatusCode::OK);
     assert_eq!(tool_call(&harness).await.status(), StatusCode::OK);
+    assert_eq!(send_response(&harness).await.0, StatusCode::OK);
 }

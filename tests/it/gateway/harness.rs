@@ -28,6 +28,8 @@ pub struct GatewayHarness {
     pub light: Value,
     /// `spec.tools`.
     pub tools: Value,
+    /// `spec.task`; null: there is none.
+    pub task: Value,
     /// Where the gateway may connect to.
     pub egress: Value,
     pub worker: Client,
@@ -65,6 +67,7 @@ impl GatewayHarness {
             model,
             light: Value::Null,
             tools: json!({}),
+            task: Value::Null,
             egress: json!({}),
             environment: Vec::new(),
             worker,
@@ -165,7 +168,7 @@ impl GatewayHarness {
         json!({
             "namespace": "ns", "name": "a", "uid": "agent-uid", "epoch": 3,
             "linkUrl": format!("https://{}", self.controller.address),
-            "spec": {"model": self.model, "lightModel": self.light, "tools": self.tools},
+            "spec": {"model": self.model, "lightModel": self.light, "tools": self.tools, "task": self.task},
             "egress": self.egress,
         })
     }

@@ -228,3 +228,30 @@ async fn a_model_behind_a_private_authority_needs_its_secret_and_is_reached_with
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
 }
+
+#[tokio::test]
+async fn a_receiver_behind_a_private_authority_needs_its_secret_and_is_sent_responses_with_it() {
+    let server = PrivateServer::start().await;
+    let mut harness = LocalHarness::new();
+    let http = json!({
+        "url": format!("{}/responses", server.base), "tls": { "caSecretRef": { "name": "internal-ca" } },
+    });
+    let task = json!({ "prompt": "Work.", "responses": { "http": http } });
+    let whole = agent("a", &json!({ "mode": "Task", "task": task }));
+    let turns = script("a", &json!([{ "text": "done" }]));
+    harness.write("all.yaml", &[turns.clone(), whole.clone()]);
+    let mut refused = harness.run(&[]);
+    assert!(!refused.ended().await.success());
+    let says = "spec.task.responses.http.tls.caSecretRef: Secret internal-ca does not exist in this namespace: create it \
+                with the key ca.crt";
+    assert!(refused.err().contains(says), "{}", refused.err());
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "internal-ca" },
+        "stringData": { "ca.crt": server.ca },
+    });
+    harness.write("all.yaml", &[turns, secret, whole]);
+    let mut run = harness.run(&[]);
+    server.until_asked(1).await;
+    run.interrupt().await;
+    assert_eq!(run.cause().await, "Interrupted");
+}

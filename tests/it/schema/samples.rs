@@ -186,6 +186,7 @@ fn response_server(url: &str) -> Value {
 
 fn of_tasks() -> Vec<Row> {
     let deferring = json!({"spec": {"tools": {"approval": {"whilePending": "Continue"}}}});
+    let private = json!({"spec": {"task": {"responses": {"http": {"tls": authority()}}}}});
     let heartbeat = json!({"spec": {"continuous": {"heartbeat": {"everySeconds": 60, "prompt": "look"}}}});
     vec![
         row(
@@ -251,6 +252,11 @@ fn of_tasks() -> Vec<Row> {
             "spec.task.responses.http.url must not have a fragment",
             vec![response_server("https://example.com/?set=all")],
             vec![response_server("https://example.com/#all")],
+        ),
+        row(
+            "spec.task.responses.http.tls requires a url that starts with https://",
+            vec![with(response_server("https://example.com/"), &private)],
+            vec![with(response_server("http://example.com/"), &private)],
         ),
     ]
 }
