@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 use super::headers_secret::HeadersSecret;
 use super::http;
 use crate::api::agent::RESPONSES_SECRET;
+use crate::egress::AddressPolicy;
 use crate::link::pod::PodConfig;
 use crate::link::socket::OutgoingResponse;
-use crate::sensing::address::AddressPolicy;
 
 /// Longest time for one attempt.
 const ATTEMPT: Duration = Duration::from_secs(30);

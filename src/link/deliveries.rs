@@ -17,7 +17,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::{SensorReport, SensorTerms};
-pub use agentloop_sensing::delivery::{Delivery, SensorEvent};
+pub use agentloop_sensor_pipeline::delivery::{Delivery, SensorEvent};
 
 /// Most bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
 pub const MAX_DELIVERY_BYTES: usize = 192 * 1024;

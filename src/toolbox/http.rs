@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agentloop_sensing::address::{AddressPolicy, Cidr, FilteringResolver};
+use agentloop_egress::{AddressPolicy, Cidr, FilteringResolver};
 use agentloop_support::text::{first_chars, root_cause};
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, Request, Response, Url};

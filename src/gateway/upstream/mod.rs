@@ -15,11 +15,11 @@ use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{ImageInput, ModelApi, ModelSpec};
 use crate::api::failure::{CallFailure, FailureKind};
+use crate::egress::AddressPolicy;
 use crate::engine::{CallId, CallPurpose};
 use crate::ledger::bound::{CallBill, RequestOverhead};
 use crate::provider::WireFormat;
 use crate::provider::scripted::ModelScript;
-use crate::sensing::address::AddressPolicy;
 
 pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";

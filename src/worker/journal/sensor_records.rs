@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
 
-use crate::sensing::watch::{FileFingerprint, FileStat};
+use crate::sensor_pipeline::watch::{FileFingerprint, FileStat};
 
 /// Most Sensors with a record, including those whose events the loop no longer receives. The one whose record is oldest
 /// is dropped first.

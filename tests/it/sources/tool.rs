@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
-use agentloop::sensing::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
+use agentloop::sensor_pipeline::source::poll::{PollQuery, SourcePoller};
+use agentloop::sensor_pipeline::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use agentloop::api::sensor::SignalPriority;
 use agentloop::api::status::LoopState;
 use agentloop::link::deliveries::{Delivery, SensorEvent};
-use agentloop::sensing::delivery::SensorNotification;
+use agentloop::sensor_pipeline::delivery::SensorNotification;
 use pretty_assertions::assert_eq;
 
 use super::gateway::{Gateway, Log, sleep};

@@ -2,7 +2,7 @@
 
 use super::super::sensor_records::MAX_SENSORS;
 use super::*;
-use crate::sensing::watch::{FileFingerprint, FileStat};
+use crate::sensor_pipeline::watch::{FileFingerprint, FileStat};
 
 fn kept(sensor: &str, seq: i64) -> SensorRecord {
     SensorRecord {
