@@ -4,7 +4,8 @@
 //!
 //! - [`api`]: the custom resources. Imports no other module.
 //! - [`ledger`]: pure rules. Imports `api`.
-//! - [`engine`]: pure rules. Imports `api` and `support`.
+//! - [`toolbox_protocol`]: what the toolbox writes into results of tools for engine and worker. Imports no other module.
+//! - [`engine`]: pure rules. Imports `api`, `support` and `toolbox_protocol`.
 //! - [`provider`]: the wire formats of model servers, and the built-in scripted model. Pure. Imports `api`, `engine` and
 //!   `ledger`.
 //! - [`support`]: elapsed time, backoff, hashes, shortened texts, limits on connections, SQLite files. Imports no other
@@ -17,7 +18,7 @@
 //! - [`history`]: histories of Agents in Postgres. Imports `link` and `support`.
 //! - [`api_server`]: an API server in memory, for `agentloop run` and for tests. Imports `api` and `support`.
 //! - [`toolbox`]: built-in tools as an MCP server, and the bridge to MCP servers that use standard input and output.
-//!   Imports `api`, `egress` and `support`.
+//!   Imports `api`, `egress`, `support` and `toolbox_protocol`.
 //! - [`otlp`]: traces, logs and metrics in OpenTelemetry's data model, and their export over OTLP. Imports `support`.
 //! - [`telemetry`]: logs, metrics, probes, how traces name an Agent. Imports `api`, `otlp` and `support`.
 //! - [`page`]: the page about loops in a browser, as `agentloop run` and the controller serve it. Imports `api`, `link` and
@@ -45,6 +46,7 @@ pub use agentloop_provider as provider;
 pub use agentloop_sensor_pipeline as sensor_pipeline;
 pub use agentloop_support as support;
 pub use agentloop_toolbox as toolbox;
+pub use agentloop_toolbox_protocol as toolbox_protocol;
 
 pub mod cli;
 pub mod controller;

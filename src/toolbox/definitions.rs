@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agentloop_api::file_report::MAX_FILES;
+use agentloop_toolbox_protocol::file_report::MAX_FILES;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 

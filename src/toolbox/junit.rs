@@ -6,8 +6,8 @@
 
 use std::io::BufRead;
 
-use agentloop_api::test_report::TestReport;
 use agentloop_support::text::first_bytes;
+use agentloop_toolbox_protocol::test_report::TestReport;
 use quick_xml::Reader;
 use quick_xml::escape::unescape;
 use quick_xml::events::{BytesStart, Event};

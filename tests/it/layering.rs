@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("support", &[]),
     ("api", &[]),
-    ("engine", &["api", "support"]),
+    ("toolbox_protocol", &[]),
+    ("engine", &["api", "support", "toolbox_protocol"]),
     ("ledger", &["api"]),
     ("provider", &["api", "engine", "ledger"]),
     ("mcp", &[]),
@@ -18,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("link", &["api", "ledger", "sensor_pipeline", "support"]),
     ("history", &["link", "support"]),
     ("api_server", &["api", "support"]),
-    ("toolbox", &["api", "egress", "support"]),
+    ("toolbox", &["api", "egress", "support", "toolbox_protocol"]),
     ("otlp", &["support"]),
     ("telemetry", &["api", "otlp", "support"]),
     (
@@ -33,6 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sensor_pipeline",
             "support",
             "telemetry",
+            "toolbox_protocol",
         ],
     ),
     (

@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use agentloop_api::toolbox::DISK_WRITE_BYTES_META;
+use agentloop_toolbox_protocol::DISK_WRITE_BYTES_META;
 use pretty_assertions::assert_eq;
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use agentloop_api::file_report::{FileFinding, FileReport, MAX_FILES};
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport, MAX_FILES};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, fstat, statat};
 use rustix::io::Errno;
 use serde::Deserialize;

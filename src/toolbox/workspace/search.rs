@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{DIRECTORY, FILE, FileError, Workspace, check_cancelled};
 use crate::answer::ToolAnswer;
-use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
+use agentloop_toolbox_protocol::UNFINISHED_FILE_PREFIX;
 
 pub(crate) const MAX_PATTERN: usize = 1000;
 pub(crate) const DEFAULT_RESULTS: usize = 100;

@@ -15,10 +15,10 @@ use ring::digest::{Context, SHA256};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use crate::api::toolbox::UNFINISHED_FILE_PREFIX;
 use crate::link::pod::WORKER_UID;
 use crate::sensor_pipeline::watch::{FileFingerprint, FileStat, MAX_ENTRIES, MAX_HASHED_BYTES, MAX_LEVELS, WatchScope};
 use crate::support::hash::hex;
+use crate::toolbox_protocol::UNFINISHED_FILE_PREFIX;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSurvey {

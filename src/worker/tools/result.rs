@@ -8,10 +8,10 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use rmcp::model::CallToolResult;
 
 use crate::api::agent::LimitedResource;
-use crate::api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use crate::engine::tool::{ResultArtifacts, StoredImage, ToolOutcome, ToolRun};
 use crate::mcp::text::{self, EncodedContent};
 use crate::provider::images::ImageHeader;
+use crate::toolbox_protocol::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use crate::worker::artifacts::{ArtifactName, ArtifactStore, NotStored, TEXT};
 use crate::worker::tool_source::FinishedToolRun;
 

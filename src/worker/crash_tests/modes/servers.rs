@@ -7,11 +7,11 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::random::Random;
 use super::schedule::{ASKS, GATED, IDEMPOTENT, LIST, RETRIES, SHELL};
-use crate::api::file_report::{FileFinding, FileReport};
 use crate::api::status::GateKind;
 use crate::engine::machine::LoopView;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{EngineGateAnswer, OpenGate};
+use crate::toolbox_protocol::file_report::{FileFinding, FileReport};
 
 /// The most that a run under policy Retry is sent.
 const MAX_TRIES: usize = 3;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::report_line;
 
-/// Most files of one report, and most artifacts of a goal.
+/// Maximum number of files in one report.
 pub const MAX_FILES: usize = 32;
 
 /// What the line begins with.
