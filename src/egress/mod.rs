@@ -276,7 +276,7 @@ mod tests {
     #[case::six_to_four("2002:7f00:1::")]
     #[case::multicast("224.0.0.1")]
     #[case::broadcast("255.255.255.255")]
-    fn what_only_the_cluster_or_the_node_may_reach_is_denied(#[case] address: &str) {
+    fn addresses_that_only_the_cluster_or_the_node_may_reach_are_denied(#[case] address: &str) {
         let address = address.parse().unwrap();
         assert_eq!(policy(&[], &[]).check(address), Err(AddressError::Address(address)));
     }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_host_only_the_open_addresses_are_used() {
+    fn only_the_open_addresses_of_a_host_are_used() {
         let found = |addresses: &[&str]| -> Vec<SocketAddr> {
             addresses
                 .iter()

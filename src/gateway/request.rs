@@ -712,7 +712,7 @@ mod tests {
     #[case(r#"{"model":"m","model":"m"}"#, RequestError::NotAnObject)]
     #[case("[]", RequestError::NotAnObject)]
     #[case("{", RequestError::NotAnObject)]
-    fn what_could_raise_the_bill_is_refused_by_name(#[case] body: &str, #[case] expected: RequestError) {
+    fn a_field_that_could_raise_the_bill_is_refused_by_name(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
@@ -753,7 +753,7 @@ mod tests {
     )]
     #[case(r#"{"model":"m","Max_Tokens":9}"#, unknown("Max_Tokens"))]
     #[case(r#"{"model":"m","max_tokenſ":9}"#, unknown("with a name that is not a plain word"))]
-    fn what_has_no_bound_or_hides_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+    fn an_unbounded_or_unknown_part_of_a_request_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
@@ -799,7 +799,7 @@ mod tests {
     #[case(r#"{"model":"m","context_management":{}}"#, unknown("context_management"))]
     #[case(r#"{"model":"m","container":"x"}"#, unknown("container"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
-    fn what_raises_the_bill_of_a_message_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+    fn a_field_of_the_messages_api_that_raises_the_bill_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(message(body).unwrap_err(), expected);
     }
 

@@ -283,7 +283,7 @@ mod tests {
     #[case(CallBill { output: -1, ..CallBill::default() })]
     #[case(CallBill { input: i64::MAX, output: 1, ..CallBill::default() })]
     #[case(CallBill { input: i64::MAX, cache_read: 1, ..CallBill::default() })]
-    fn what_is_no_bill_counts_nothing(#[case] bill: CallBill) {
+    fn an_invalid_bill_counts_nothing(#[case] bill: CallBill) {
         assert_eq!(bill.amount(None), None);
     }
 

@@ -272,7 +272,7 @@ mod tests {
     #[case("1.0000000", MoneyProblem::TooFine)]
     #[case("9223372036854.775808", MoneyProblem::TooLarge)]
     #[case("99999999999999999999", MoneyProblem::TooLarge)]
-    fn what_is_no_amount_of_dollars_is_refused(#[case] text: &str, #[case] problem: MoneyProblem) {
+    fn a_malformed_amount_of_dollars_is_refused(#[case] text: &str, #[case] problem: MoneyProblem) {
         assert_eq!(micro_usd(text).map_err(|error| error.problem), Err(problem));
     }
 
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_no_cost() {
+    fn a_cost_out_of_range_is_none() {
         let dear = rates(&price("9223372036854.775807", "9223372036854.775807"));
         let tokens = |input| CallBill {
             input,

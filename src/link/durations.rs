@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_the_difference_and_nothing_if_a_count_is_lower() {
+    fn new_counts_are_the_difference_and_none_if_a_count_is_lower() {
         let before = counts(&[2, 1], 30_000);
         assert_eq!(before.since(&before), counts(&[0, 0], 0));
         assert_eq!(counts(&[2, 3, 1], 95_000).since(&before), counts(&[0, 2, 1], 65_000));

@@ -191,7 +191,7 @@ mod tests {
         "Europe/Atlantis",
         "spec.source.schedule.timeZone: Europe/Atlantis is not an IANA time zone: use for example Europe/Berlin or UTC"
     )]
-    fn what_is_no_schedule_is_refused_with_its_field(#[case] cron: &str, #[case] zone: &str, #[case] expected: &str) {
+    fn an_invalid_schedule_is_refused_with_its_field(#[case] cron: &str, #[case] zone: &str, #[case] expected: &str) {
         let schedule = ScheduleSource {
             cron: cron.into(),
             time_zone: zone.into(),

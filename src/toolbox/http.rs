@@ -380,7 +380,7 @@ mod tests {
     #[case("example.com:x")]
     #[case("a*.example.com")]
     #[case("user@example.com")]
-    fn what_is_no_host_is_rejected(#[case] text: &str) {
+    fn an_invalid_host_is_rejected(#[case] text: &str) {
         assert_eq!(text.parse::<AllowedHost>(), Err(AllowedHostError(text.into())));
     }
 

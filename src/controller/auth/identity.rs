@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_of_a_service_account_is_refused() {
+    fn a_token_of_another_kind_than_a_service_account_is_refused() {
         let good = token(&serde_json::json!({"aud": LINK_AUDIENCE, "exp": 2000, "sub": ACCOUNT}));
         let now = Timestamp::from_second(1000).unwrap();
         assert!(token_expiry(&good, now).is_ok());

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_changes_by_tenths_of_each_limit() {
+    fn the_remaining_share_changes_by_tenths_of_each_limit() {
         let rolling = serde_json::json!({"rolling": {"seconds": 3600}});
         let tenths = |used, own| {
             let left = left_of(&rolling, used, own);

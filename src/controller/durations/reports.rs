@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_report_no_memory_is_kept() {
+    fn the_memory_of_a_long_report_is_released() {
         let mut reported = ReportedDurations::default();
         new_calls(&mut reported, calls(&vec![("m", [].as_slice()); 10_000]));
         // The smallest that a vector grows to.

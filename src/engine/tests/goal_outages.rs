@@ -84,7 +84,7 @@ fn a_toolbox_that_has_not_answered_yet_is_waited_for() {
 }
 
 #[test]
-fn one_request_is_answered_in_each_wait_and_the_check_starts_over() {
+fn a_request_is_answered_in_each_wait_and_the_check_starts_over() {
     let mut driver = checked();
     driver.ask("a");
     driver.ask("b");

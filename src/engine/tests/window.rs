@@ -185,7 +185,7 @@ fn actions_stay_as_text_when_no_summary_is_available() {
 }
 
 #[test]
-fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted() {
+fn the_newest_of_many_calls_without_a_summary_are_listed_and_the_others_counted() {
     let mut driver = Driver::with_tools(middle());
     let mut turns = 0;
     while !all(&driver).contains("calls, not listed") {
@@ -312,7 +312,7 @@ fn a_budget_that_was_lowered_for_a_while_costs_no_results() {
 }
 
 #[test]
-fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_together() {
+fn a_result_has_at_most_a_quarter_of_the_free_window_and_all_results_of_an_answer_fit() {
     let mut driver = Driver::with_tools(middle());
     work(&mut driver, &["files__read"], 30_000);
     let one = shown(&driver)[0].len();

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_limited_cannot_be_topped_up() {
+    fn an_unlimited_amount_cannot_be_topped_up() {
         let refused = plan(
             "team",
             &budget(&[]),

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn yield_is_short_for_a_call_of_that_tool_and_comes_last() {
+    fn yield_is_short_for_a_call_of_that_tool_after_all_others() {
         let script = ModelScript::parse(
             "turns:\n- toolCalls: [{name: look, arguments: {deep: {n: 1.5}}}]\n  yield: {sleep: 5, wake_early_if: [x], reason: tired}\n- yield: {mode: shutdown}\n- yield: {}",
         )

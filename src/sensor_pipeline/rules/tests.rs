@@ -167,7 +167,7 @@ fn a_payload_may_have_its_maximum_size_and_depth_and_no_more() {
 }
 
 #[test]
-fn what_is_too_deep_to_be_read_is_no_text() {
+fn a_payload_nested_too_deeply_is_rejected() {
     let mut sensor = Sensor::new(json!({}));
     let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
     for levels in [126, 127, 128, 1_000] {
@@ -177,7 +177,7 @@ fn what_is_too_deep_to_be_read_is_no_text() {
 }
 
 #[test]
-fn of_events_within_the_interval_the_newest_comes_at_its_end() {
+fn the_newest_event_within_the_interval_is_delivered_at_its_end() {
     let mut sensor = Sensor::new(json!({"limits": {"minIntervalMilliseconds": 1000}}));
     sensor.accepts(0, &json!(1));
     assert_eq!(sensor.process(100, &json!(2)), RulesOutcome::Held);
@@ -358,7 +358,7 @@ fn a_value_may_have_8_kib_and_not_one_byte_more() {
 }
 
 #[test]
-fn what_cannot_be_compiled_names_its_field() {
+fn an_error_of_compilation_names_its_field() {
     let of = |more| {
         SensorRules::compile("prices", &spec(more)).expect_err("an error").0[0]
             .field

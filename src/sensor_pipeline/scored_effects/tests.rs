@@ -97,7 +97,7 @@ fn the_first_signal_without_a_score_notifies_as_if_it_held_and_later_ones_wake_n
 }
 
 #[test]
-fn one_gate_that_is_closed_keeps_the_fields() {
+fn a_single_closed_gate_keeps_the_fields() {
     let questions = vec![
         question(SignalGate::Update, SignalPriority::Low),
         question(SignalGate::Notify, SignalPriority::Low),

@@ -82,7 +82,7 @@ fn another_file_of_the_same_size_and_time_is_read_and_one_that_a_journal_knew_is
 }
 
 #[test]
-fn what_is_known_below_a_folder_is_what_is_in_it() {
+fn the_known_files_below_a_folder_are_those_in_it() {
     let known = ["in", "in/a", "in/b/c", "inner"].map(|path| (path.to_owned(), print(1, 1, "x")));
     let watcher = ChangeDetector::new(BTreeMap::from(known));
     let below = watcher.below("in").into_iter().map(|(path, _)| path);

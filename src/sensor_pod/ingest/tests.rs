@@ -109,7 +109,7 @@ fn a_dropped_message_does_not_move_the_cursor_and_is_accepted_when_there_is_room
 }
 
 #[test]
-fn what_waits_for_the_end_of_an_interval_survives_a_restart_and_comes_then() {
+fn an_event_that_waits_for_the_end_of_an_interval_is_delivered_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let limits = || json!({"minIntervalMilliseconds": 10_000});
     let mut keeper_before = keeper(&dir, &limits());
@@ -202,7 +202,7 @@ fn a_signed_text_under_another_id_is_a_replay_and_an_id_is_not_reserved_by_its_f
 }
 
 #[test]
-fn what_was_dropped_may_come_again_and_what_is_held_may_not() {
+fn a_dropped_event_may_be_sent_again_and_a_held_one_may_not() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = keeper(&dir, &json!({"perMinute": 2, "minIntervalMilliseconds": 10_000}));
     let mut hear =

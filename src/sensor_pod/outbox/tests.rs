@@ -137,7 +137,7 @@ fn an_event_leaves_once_every_receiver_has_it() {
 }
 
 #[test]
-fn an_acknowledgement_that_comes_late_twice_or_from_nowhere_changes_nothing() {
+fn a_late_repeated_or_unknown_acknowledgement_changes_nothing() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();

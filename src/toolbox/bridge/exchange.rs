@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_message_is_rejected() {
+    fn a_body_that_is_not_one_message_is_rejected() {
         for text in [
             "",
             "[]",

@@ -387,7 +387,7 @@ async fn reported_at(server: &Server, command: &str, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_report_that_the_command_has_written_comes_before_its_output() {
+async fn a_report_that_the_command_has_written_precedes_its_output() {
     let server = Server::toolbox(&[]).await;
     let command = format!("echo out; echo '{GREEN}' > report.xml; exit 3");
     let arguments = json!({"command": command, "junit": "report.xml"});

@@ -122,7 +122,7 @@ fn lines_after_a_number_come_in_order_and_one_of_a_later_version_is_passed_over(
 }
 
 #[test]
-fn what_was_committed_is_there_after_an_end_without_close() {
+fn committed_records_survive_an_end_without_close() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);

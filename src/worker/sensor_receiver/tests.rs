@@ -214,7 +214,7 @@ fn a_sensor_that_is_no_longer_named_ends_and_a_restored_one_continues() {
 
 /// While the queue is full, ticks are missed as while the pod does not run.
 #[test]
-fn after_a_wait_for_room_the_last_tick_comes_once_or_none_as_the_schedule_says() {
+fn the_last_tick_fires_once_or_not_at_all_after_a_wait_for_room_as_the_schedule_says() {
     let ticks = |missed: &str, now: &str| {
         let mut worker = Worker::new();
         let source = json!({"schedule": {"cron": "0 * * * *", "missed": missed}});
@@ -344,7 +344,7 @@ fn a_clock_set_back_by_more_than_256_ticks_repeats_none() {
 }
 
 #[test]
-fn a_tick_within_the_interval_comes_at_its_end() {
+fn a_tick_within_the_interval_fires_at_its_end() {
     let mut worker = Worker::new();
     let spec = json!({
         "source": {"schedule": {"cron": "* * * * *"}}, "limits": {"minIntervalMilliseconds": 90_000},
@@ -570,7 +570,7 @@ fn a_flood_above_the_limit_of_a_sensor_is_dropped_and_counted_and_the_limit_hold
 }
 
 #[test]
-fn of_the_values_of_a_sensor_that_names_ever_new_fields_the_newest_are_kept() {
+fn the_newest_values_are_kept_of_a_sensor_that_names_ever_new_fields() {
     let mut worker = Worker::new();
     let begin = at("2026-01-05T08:00:00Z");
     for n in 1..=66 {

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_cannot_read_is_stored_and_named_by_its_kind_its_type_and_its_size() {
+    fn content_that_a_model_cannot_read_is_stored_and_named_by_kind_type_and_size() {
         let (_dir, store) = store();
         let content = json!({"content": [
             {"type": "image", "data": "AAAA", "mimeType": "image/png"},

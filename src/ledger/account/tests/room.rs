@@ -8,7 +8,7 @@ use agentloop_api::NamespacedName;
 use agentloop_api::budget::CalendarPeriod;
 
 #[test]
-fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
+fn the_prefetch_shrinks_with_the_available_amount() {
     let granted = |limited: i64| {
         let mut account = new(terms(limit(limited), WindowRule::Lifetime));
         account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
@@ -20,7 +20,7 @@ fn what_is_granted_beyond_the_next_call_is_less_the_less_there_is() {
 }
 
 #[test]
-fn what_is_granted_beyond_the_next_call_is_less_the_more_leases_there_are() {
+fn the_prefetch_shrinks_with_the_number_of_leases() {
     let mut account = new(terms(limit(10_000), WindowRule::Lifetime));
     let mut left = 10_000;
     for (name, leases) in [("a", 1), ("b", 1), ("c", 2), ("d", 3)] {
@@ -268,7 +268,7 @@ fn a_wait_ends_on_time_although_the_account_is_not_advanced() {
 }
 
 #[test]
-fn what_the_dead_hold_keeps_others_back_for_a_while_only() {
+fn amounts_held_by_dead_gateways_hold_others_back_only_for_a_while() {
     let mut account = crowded();
     let wait = CONTENTION_WAIT.as_secs();
     insist(&mut account, "big", 500, 0..wait);
@@ -537,7 +537,7 @@ fn the_longest_record_is_far_below_the_size_limit_of_the_api_server() {
 }
 
 #[test]
-fn of_very_many_agents_none_exceeds_its_share() {
+fn no_agent_of_very_many_exceeds_its_share() {
     let own = LedgerTerms {
         per_agent: limit(10_000),
         ..terms(limit(i64::MAX), WindowRule::Lifetime)

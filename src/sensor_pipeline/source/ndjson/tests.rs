@@ -99,7 +99,7 @@ async fn an_empty_line_resets_the_idle_timeout_and_silence_ends_the_connection()
     "the server answers with status 404; check url"
 )]
 #[tokio::test]
-async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
+async fn a_response_that_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
     let (url, mut connections) = server().await;
     let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();

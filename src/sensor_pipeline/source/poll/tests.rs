@@ -159,7 +159,7 @@ async fn a_page_is_requested_with_the_validator_that_is_on_disk() {
 }
 
 #[tokio::test]
-async fn of_an_endless_page_one_byte_more_than_allowed_is_read() {
+async fn an_endless_page_is_read_to_one_byte_beyond_the_limit() {
     let endless = futures::stream::repeat_with(|| Ok::<_, std::io::Error>("0123456789"));
     let exact = "x".repeat(100);
     let server = server(vec![

@@ -146,7 +146,7 @@ async fn silence_ends_a_connection_and_a_comment_is_no_silence() {
     "the server answers with status 404; check url"
 )]
 #[tokio::test]
-async fn what_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
+async fn a_response_that_is_no_stream_is_a_failure(#[case] answer: &str, #[case] expected: &str) {
     let (url, mut connections) = server().await;
     let (feed, _arrivals) = SourceFeed::new();
     let mut condition = feed.condition();

@@ -324,7 +324,7 @@ mod tests {
     #[case::no_time(1, "now", SignatureError::Wrong)]
     #[case::another_version(2, "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", SignatureError::Wrong)]
     #[case::no_base64(2, "v1,???", SignatureError::Wrong)]
-    fn what_is_changed_is_wrong(#[case] which: usize, #[case] value: &'static str, #[case] why: SignatureError) {
+    fn a_changed_request_has_a_wrong_signature(#[case] which: usize, #[case] value: &'static str, #[case] why: SignatureError) {
         let mut headers = STANDARD_HEADERS;
         headers[which].1 = value;
         let checked = check(
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn one_right_signature_among_others_is_enough_but_not_behind_eight() {
+    fn a_valid_signature_is_accepted_among_the_first_eight_only() {
         let right = STANDARD_HEADERS[2].1;
         let among = |before: usize| {
             let signatures = ["v1,AAAA "].repeat(before).concat() + right;
@@ -425,7 +425,7 @@ mod tests {
     #[case::with_the_prefix(b"whsec_MTIzNDU2Nzg5MDEyMzQ1Ng==")]
     #[case::raw(b"123456789-123456\n")]
     #[case::raw_and_also_base64(b"0123456789abcdef0123456789abcdef")]
-    fn what_is_signed_is_verified_with_the_same_secret(#[case] secret: &[u8]) {
+    fn a_signature_is_verified_with_the_secret_that_made_it(#[case] secret: &[u8]) {
         let signer = WebhookSigner::new(secret).unwrap();
         let headers = signer.headers("id", BODY, Timestamp::from_second(9).unwrap());
         let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));

@@ -269,7 +269,7 @@ async fn a_body_declared_as_json_must_be_json(#[case] content: &str, #[case] bod
 #[case(ArrivalOutcome::TooDeep, 400)]
 #[case(ArrivalOutcome::Replayed, 409)]
 #[tokio::test]
-async fn what_the_sender_has_to_change_is_refused_for_good_and_counted(
+async fn a_request_that_the_sender_must_change_is_refused_for_good_and_counted(
     #[case] taken: ArrivalOutcome,
     #[case] status: u16,
 ) {
@@ -310,7 +310,7 @@ async fn without_a_signature_or_room_for_it_no_body_is_read() {
 }
 
 #[tokio::test]
-async fn one_peer_has_a_quarter_of_the_connections() {
+async fn a_peer_has_at_most_a_quarter_of_the_connections() {
     let mut hook = Hook::new(SignatureScheme::GitHub, KEY).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let open = || tokio::net::TcpStream::connect(address.clone());

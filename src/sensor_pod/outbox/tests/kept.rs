@@ -133,7 +133,7 @@ fn ids_use_a_quarter_of_the_volume_and_the_oldest_are_removed() {
 }
 
 #[test]
-fn of_another_source_nothing_is_known() {
+fn ids_and_cursor_of_another_source_are_unknown() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
@@ -158,7 +158,7 @@ fn of_another_source_nothing_is_known() {
 }
 
 #[test]
-fn what_waits_is_bounded_by_bytes_and_the_newest_stays() {
+fn waiting_events_are_bounded_by_bytes_and_the_newest_stays() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.fit_volume(4 * 1024 * 1024);

@@ -101,7 +101,7 @@ fn a_commit_meanwhile_is_not_in_the_copy_and_one_that_changes_the_database_makes
 }
 
 #[test]
-fn what_is_no_journal_is_refused() {
+fn a_file_that_is_no_journal_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     let mut refusal = || copy(dir.path(), &mut bytes).unwrap_err();

@@ -50,7 +50,7 @@ fn the_newest_record_of_a_sensor_is_restored() {
 }
 
 #[test]
-fn of_513_sensors_the_one_silent_longest_is_evicted_and_of_512_none() {
+fn the_longest_silent_of_513_sensors_is_evicted_and_none_of_512() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     let most = MAX_SENSORS;

@@ -243,7 +243,7 @@ fn a_database_with_fewer_or_other_changes_receives_all_rows_again_with_higher_nu
 }
 
 #[test]
-fn what_is_dropped_before_its_upload_is_not_uploaded() {
+fn rows_dropped_before_their_upload_are_not_uploaded() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
@@ -281,7 +281,7 @@ fn a_restart_continues_and_another_process_has_another_name() {
 }
 
 #[test]
-fn what_a_process_has_sent_is_known_to_the_next_until_an_answer_arrives() {
+fn a_sent_batch_is_known_to_the_next_process_until_it_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);

@@ -251,7 +251,7 @@ fn signals_without_a_score_count_as_errors_and_the_streak_ends_with_a_score() {
 }
 
 #[test]
-fn what_scores_did_for_a_sensor_in_a_pod_of_its_own_is_reported_and_of_64_such_sensors_at_most() {
+fn effects_of_scores_are_reported_for_at_most_64_sensors_with_their_own_pod() {
     let mut worker = Worker::default();
     assert!(worker.takes("uid", event(1, vec![question("a", 0)])));
     worker.settles(10);
