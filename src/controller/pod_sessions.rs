@@ -275,7 +275,7 @@ impl PodSessions {
         }
     }
 
-    /// Whether the last report of the pod that has the session says that the loop has ended for want of tasks.
+    /// Whether the last report of the pod that has the session says that the loop has ended for lack of tasks.
     #[must_use]
     pub fn reports_scaled_to_zero(&self, agent: &NamespacedName) -> bool {
         let table = self.lock();

@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// A pause for another answer does not hold a deferred run: it was approved by itself, and the loop may be waiting for the
+    /// A pause for another answer does not hold a deferred run: it was approved separately, and the loop may be waiting for the
     /// room that it has.
     fn may_send_deferred(&self, now: Timestamp) -> bool {
         let free = self.state.reasons.are_free_apart_from(&GATE_REASONS, now);

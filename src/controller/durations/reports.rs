@@ -5,9 +5,9 @@
 //! a worker that has started since this leader received a report of the one before in the same pod. This includes what
 //! happened without a pod: a worker reads the answers to its gates when it starts, and its first report has them.
 //!
-//! Undecidable is the first report of a pod that another leader has created: whether that one has added its counts is
-//! known to nobody, and it is the same whether the leader changed before the report or after it. Such counts are not added; a
-//! change of the leader while there is no pod loses nothing, since the next leader creates the pod.
+//! The first report of a pod that another leader has created cannot be decided: whether that leader has added the counts is
+//! not known, no matter whether the leader changed before the report or after it. Such counts are not added. A change of the
+//! leader while there is no pod loses nothing, since the next leader creates the pod.
 
 use jiff::Timestamp;
 use strum::IntoEnumIterator as _;

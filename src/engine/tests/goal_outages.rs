@@ -17,7 +17,7 @@ fn checked() -> Driver {
     driver
 }
 
-/// The tool of the command cannot be reached, so many times.
+/// The tool of the command cannot be reached this many times.
 fn fail(driver: &mut Driver, times: u32) {
     for _ in 0..times {
         while driver.running().is_empty() {

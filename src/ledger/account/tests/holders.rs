@@ -1,4 +1,4 @@
-//! Who holds leases, and what becomes of those of a gateway that has stopped.
+//! Who holds leases, and what happens to those of a gateway that has stopped.
 
 use pretty_assertions::assert_eq;
 

@@ -23,7 +23,7 @@ pub(super) enum Person {
     Helpful,
     /// Approves most of them.
     Kind,
-    /// Denies most calls, and about half of the loops that are to go on.
+    /// Denies most calls, and about half of the requests to continue a loop.
     Strict,
 }
 

@@ -34,7 +34,7 @@ fn turn(journal: &mut Journal, number: i64) {
 fn a_copy_contains_all_committed_data_at_any_position_of_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    // The log is checkpointed and restarted again and again.
+    // The log is checkpointed and restarted repeatedly.
     journal.checkpoint_every(40);
     for number in 1..=120 {
         turn(&mut journal, number);
