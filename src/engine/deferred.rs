@@ -29,9 +29,9 @@ use super::untrusted::server_source;
 use super::{OutcomeKind, RecordKind, time_math};
 use agentloop_api::status::GateKind;
 
-/// Most deferred calls. With more, the loop waits.
+/// Maximum number of deferred calls. With more, the loop waits.
 pub const MAX_DEFERRED: usize = 8;
-/// Most bytes of the arguments of all deferred calls, since they are written with each step of the loop.
+/// Maximum number of bytes of the arguments of all deferred calls, since they are written with each step of the loop.
 pub const MAX_DEFERRED_BYTES: usize = 64 * 1024;
 
 /// Maximum bytes of a result in the notification. A longer one is stored as an artifact.

@@ -37,9 +37,9 @@ pub const APPROVAL_BOUNDS: &[u64] = &[
 ];
 /// The longest mean of the durations that a reader adds, in microseconds: 30 days.
 pub const MAX_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
-/// Most models of a report: an Agent has a model and a light model.
+/// Maximum number of models of a report: an Agent has a model and a light model.
 pub const MAX_MODELS: usize = 2;
-/// Most counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
+/// Maximum number of counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
 const READ_BUCKETS: usize = CALL_BOUNDS.len() + 2;
 
 /// Durations since the start of the process that counts them.

@@ -37,13 +37,14 @@ pub struct SensorEvent {
 
 /// Highest number of an event: the largest integer that every JSON parser reads exactly.
 pub const MAX_SEQ: i64 = (1 << 53) - 1;
-/// Most updates, notifications or questions of one event: the most updates or signals of a Sensor, plus one of its own.
+/// Maximum number of updates, notifications or questions of one event: the maximum number of updates or signals of a
+/// Sensor, plus one of its own.
 pub(super) const MAX_PARTS: usize = 17;
-/// Most bytes of a field's name.
+/// Maximum number of bytes of a field's name.
 const MAX_FIELD_BYTES: usize = 63;
-/// Most bytes of an event's name: `signal/<sensor>/<signal>`.
+/// Maximum number of bytes of an event's name: `signal/<sensor>/<signal>`.
 pub(super) const MAX_NAME_BYTES: usize = 512;
-/// Most bytes of an id. The longest is that of a file event, which contains the path.
+/// Maximum number of bytes of an id. The longest is that of a file event, which contains the path.
 const MAX_ID_BYTES: usize = 8 * 1024;
 
 impl SensorEvent {

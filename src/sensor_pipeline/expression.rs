@@ -22,33 +22,33 @@ use serde_json::Value;
 
 use values::{TEXT_PER_COST, size, to_cel, to_json};
 
-/// Most bytes of an expression.
+/// Maximum number of bytes of an expression.
 pub const MAX_BYTES: usize = 4096;
-/// Most nested nodes.
+/// Maximum number of nested nodes.
 pub const MAX_DEPTH: usize = 64;
-/// Most nested brackets.
+/// Maximum number of nested brackets.
 pub const MAX_BRACKETS: usize = 24;
-/// Most operator characters.
+/// Maximum number of operator characters.
 pub const MAX_OPERATORS: usize = 256;
 /// Nesting for which the stack of any thread suffices.
 const SHALLOW: usize = 12;
 /// Stack size of the helper thread: the parser needs much for each bracket, an evaluation for each node. Untouched
 /// stack costs no memory.
 const STACK_BYTES: usize = 32 * 1024 * 1024;
-/// Most that one evaluation may cost, in values and pieces of text that are visited.
+/// Maximum cost of one evaluation, in values and pieces of text that are visited.
 pub const MAX_COST: u64 = 4_000_000;
-/// Most patterns in all expressions of one Sensor.
+/// Maximum number of patterns in all expressions of one Sensor.
 pub const MAX_PATTERNS: usize = 32;
-/// Most bytes of one pattern's text.
+/// Maximum number of bytes of one pattern's text.
 pub const MAX_PATTERN_BYTES: usize = 512;
-/// Most bytes of one automaton of a compiled pattern, of which there are two. A short pattern such as `\w{100}` grows
-/// to whatever is allowed.
+/// Maximum number of bytes of one automaton of a compiled pattern, of which there are two. A short pattern such as
+/// `\w{100}` grows to whatever is allowed.
 const PATTERN_BYTES: usize = 256 * 1024;
 /// Size classes of patterns that cost less, smallest first.
 const SMALL_PATTERNS: [usize; 2] = [16 * 1024, 64 * 1024];
 /// This many bytes of an automaton cost 1 for each 32 bytes of text that it scans.
 const PATTERN_PER_COST: usize = 1024;
-/// Most bytes of a string that `json` returns: each nested `json` doubles the escapes.
+/// Maximum number of bytes of a string that `json` returns: each nested `json` doubles the escapes.
 pub const MAX_JSON_BYTES: usize = 4 * 1024 * 1024;
 
 /// What an expression is about, which decides its variables.

@@ -6,8 +6,8 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Most bytes of a parsed payload. A pod of 128 MiB has room for six such values: the payload, the previous one, copies
-/// of both for serialization, and both as expression values.
+/// Maximum number of bytes of a parsed payload. A pod of 128 MiB has room for six such values: the payload, the
+/// previous one, copies of both for serialization, and both as expression values.
 pub const MAX_BYTES: usize = 12 * 1024 * 1024;
 /// A shorter text cannot exceed the bound.
 const SHORT: usize = 64 * 1024;
@@ -137,9 +137,9 @@ mod tests {
     #[test]
     fn the_bound_is_exact() {
         let of = |items: usize| format!("[{}]", vec!["0"; items].join(","));
-        let most = (MAX_BYTES - VALUE - LIST) / VALUE;
-        assert!(!is_too_large(&of(most)));
-        assert!(is_too_large(&of(most + 1)));
+        let max = (MAX_BYTES - VALUE - LIST) / VALUE;
+        assert!(!is_too_large(&of(max)));
+        assert!(is_too_large(&of(max + 1)));
     }
 
     #[test]

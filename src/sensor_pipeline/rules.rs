@@ -17,13 +17,13 @@ use agentloop_api::SensorSpec;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::hash::{sha256_hex, sha256_u64};
 
-/// Most levels of nesting in a payload.
+/// Maximum number of levels of nesting in a payload.
 pub const MAX_DEPTH: usize = 32;
-/// Most bytes of a field's value, as JSON.
+/// Maximum number of bytes of a field's value, as JSON.
 pub const MAX_VALUE_BYTES: usize = 8 * 1024;
-/// Most bytes of a notification.
+/// Maximum number of bytes of a notification.
 pub const MAX_TEXT_BYTES: usize = 2 * 1024;
-/// Most bytes of a notification as a JSON string.
+/// Maximum number of bytes of a notification as a JSON string.
 pub const MAX_ESCAPED_BYTES: usize = 2 * MAX_TEXT_BYTES;
 /// Prefix of the text of a task.
 pub const TASK_PREFIX: &str = "Task: ";
@@ -161,11 +161,11 @@ impl SensorRules {
             return failed(state, "the payload is neither JSON nor UTF-8 text".into());
         };
         if parsed_size::is_too_large(text) {
-            let most = parsed_size::MAX_BYTES / (1024 * 1024);
+            let max = parsed_size::MAX_BYTES / (1024 * 1024);
             return failed(
                 state,
                 format!(
-                    "the payload takes more than {most} MiB of memory: make the source send less, or lower spec.limits.maxPayloadBytes"
+                    "the payload takes more than {max} MiB of memory: make the source send less, or lower spec.limits.maxPayloadBytes"
                 ),
             );
         }
@@ -229,9 +229,9 @@ impl SensorRules {
 
     /// When the next event fits into the rate limits. A source that can wait until then avoids held and dropped events.
     #[must_use]
-    pub fn room_from(&self, state: &RulesState, now: Timestamp) -> Timestamp {
+    pub fn below_limit_from(&self, state: &RulesState, now: Timestamp) -> Timestamp {
         let free = self.free_from(state).unwrap_or(Timestamp::MIN);
-        free.max(state.room_from(now, self.per_minute))
+        free.max(state.below_limit_from(now, self.per_minute))
     }
 
     /// Adjusts the state if the clock was set back.
@@ -484,12 +484,12 @@ fn is_deep(value: &Value, levels: usize) -> bool {
 /// Truncates a text to the size of a notification. Control characters take six bytes each in JSON, so text that
 /// consists mostly of those is cut earlier.
 fn truncate(mut text: String) -> String {
-    let most = MAX_TEXT_BYTES - CUT.len();
+    let max = MAX_TEXT_BYTES - CUT.len();
     let (mut end, mut escaped) = (0, 0);
     for (place, character) in text.char_indices() {
         escaped += escaped_length(character);
         let after = place + character.len_utf8();
-        if after <= most && escaped <= MAX_ESCAPED_BYTES - CUT.len() {
+        if after <= max && escaped <= MAX_ESCAPED_BYTES - CUT.len() {
             end = after;
         }
     }

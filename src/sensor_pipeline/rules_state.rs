@@ -88,20 +88,20 @@ impl RulesState {
         self.accepted.iter().map(|(_, count)| count).sum()
     }
 
-    /// When fewer than `most` events were accepted in the last minute.
-    pub(super) fn room_from(&self, now: Timestamp, most: u32) -> Timestamp {
+    /// When fewer than `max` events were accepted in the last minute.
+    pub(super) fn below_limit_from(&self, now: Timestamp, max: u32) -> Timestamp {
         let oldest = now.as_second() - WINDOW_SECONDS;
         let counted = || self.accepted.iter().filter(|(at, _)| *at >= oldest);
         let mut count: u32 = counted().map(|(_, count)| count).sum();
-        let mut room = Timestamp::MIN;
+        let mut free_from = Timestamp::MIN;
         for (at, leaving) in counted() {
-            if count < most {
+            if count < max {
                 break;
             }
             count -= leaving;
-            room = Timestamp::from_second(at + WINDOW_SECONDS + 1).unwrap_or(Timestamp::MAX);
+            free_from = Timestamp::from_second(at + WINDOW_SECONDS + 1).unwrap_or(Timestamp::MAX);
         }
-        room
+        free_from
     }
 
     pub(super) fn count_accepted(&mut self, now: Timestamp) {

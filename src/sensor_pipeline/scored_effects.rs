@@ -12,9 +12,9 @@ use super::rules::TASK_PREFIX;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::text::truncate_bytes;
 
-/// Most bytes of a payload, as JSON, in a question.
+/// Maximum number of bytes of a payload, as JSON, in a question.
 pub const MAX_DATA_BYTES: usize = 8 * 1024;
-/// Most bytes of a question's prompt: 2,048 characters.
+/// Maximum number of bytes of a question's prompt: 2,048 characters.
 const MAX_PROMPT_BYTES: usize = 4 * 2048;
 /// Prefix of a notification whose signal was not scored.
 const UNSCORED: &str = "[not scored: the light model gave no answer] ";
@@ -43,7 +43,7 @@ pub struct SignalScoreRequest {
     pub signal: String,
     /// What to score, in the user's words.
     pub prompt: String,
-    /// The least score with which it holds.
+    /// The minimum score with which it holds.
     pub threshold_percent: u32,
     /// Which effects require that the signal holds.
     pub gate: SignalGate,

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::FieldError;
 use agentloop_api::sensor::WatchSource;
 
-/// Most files and directories below the watched path: with more, the source fails until there are fewer.
+/// Maximum number of files and directories below the watched path: with more, the source fails until there are fewer.
 pub const MAX_ENTRIES: usize = 10_000;
-/// Most nested directories.
+/// Maximum number of nested directories.
 pub const MAX_LEVELS: usize = 32;
 /// Larger files are not hashed: they count as changed when their size or modification time changes.
 pub const MAX_HASHED_BYTES: u64 = 64 * 1024 * 1024;
@@ -140,7 +140,7 @@ pub struct FileChange {
 impl FileChange {
     /// The payload of the event, with the content if it fits.
     #[must_use]
-    pub fn payload(&self, most_bytes: usize) -> String {
+    pub fn payload(&self, max_bytes: usize) -> String {
         let kind = match (&self.print, self.was_there) {
             (Some(_), false) => "Created",
             (Some(_), true) => "Modified",
@@ -158,7 +158,7 @@ impl FileChange {
         if let Some(text) = &self.text {
             payload["content"] = text.as_str().into();
             let whole = payload.to_string();
-            if whole.len() <= most_bytes {
+            if whole.len() <= max_bytes {
                 return whole;
             }
             if let Some(fields) = payload.as_object_mut() {

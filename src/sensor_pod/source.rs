@@ -28,7 +28,7 @@ use crate::sensor_pipeline::source::{SourceCursor, SourceFeed};
 use crate::support::hash::sha256_hex;
 use crate::support::listener;
 
-/// Most concurrent connections of a webhook.
+/// Maximum number of concurrent connections of a webhook.
 const CONNECTIONS: usize = 256;
 /// Time between two attempts to bind the webhook's port.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -120,32 +120,32 @@ impl SourceContext {
         cursor: SourceCursor,
         feed: SourceFeed,
     ) -> Result<RunningSource, SourceError> {
-        let most_bytes = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
+        let max_bytes = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
         let source = &spec.source;
         let task = match (&source.poll, &source.stream, &source.webhook) {
-            (Some(poll), _, _) => tokio::spawn(poller(poll, self.place(source, most_bytes)?)?.run(cursor, feed)),
-            (_, Some(stream), _) => listen(stream, self.place(source, most_bytes)?, cursor, feed)?,
+            (Some(poll), _, _) => tokio::spawn(poller(poll, self.place(source, max_bytes)?)?.run(cursor, feed)),
+            (_, Some(stream), _) => listen(stream, self.place(source, max_bytes)?, cursor, feed)?,
             (_, _, Some(webhook)) => {
-                tokio::spawn(receive(self.receiver(webhook, most_bytes), self.webhook_address, feed))
+                tokio::spawn(receive(self.receiver(webhook, max_bytes), self.webhook_address, feed))
             }
             (None, None, None) => return Err(SourceError("spec.source needs no sensor pod".into())),
         };
         Ok(RunningSource(task))
     }
 
-    fn receiver(&self, webhook: &WebhookSource, most_bytes: usize) -> WebhookReceiver {
+    fn receiver(&self, webhook: &WebhookSource, max_bytes: usize) -> WebhookReceiver {
         WebhookReceiver {
             rule: SignatureRule {
                 scheme: webhook.scheme,
                 id_header: webhook.delivery_id_header.clone(),
             },
             key_file: self.key_file.clone(),
-            most_bytes,
+            max_bytes,
             connections: CONNECTIONS,
         }
     }
 
-    fn place(&self, source: &SensorSource, most_bytes: usize) -> Result<SourceTarget, SourceError> {
+    fn place(&self, source: &SensorSource, max_bytes: usize) -> Result<SourceTarget, SourceError> {
         let endpoint = source.endpoint();
         let endpoint = endpoint.ok_or_else(|| SourceError("spec.source has no URL".into()))?;
         Ok(SourceTarget {
@@ -153,7 +153,7 @@ impl SourceContext {
             headers_dir: endpoint.headers.map(|_| self.headers_dir.clone()),
             tls: TlsFiles::new(endpoint.tls, &self.ca_dir, &self.certificate_dir),
             policy: Arc::clone(&self.policy),
-            most_bytes,
+            max_bytes,
         })
     }
 }

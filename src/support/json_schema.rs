@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use crate::text::first_chars;
 
-/// Most steps back of a pattern: a pattern that needs more does not match.
+/// Maximum number of steps back of a pattern: a pattern that needs more does not match.
 const MAX_BACKTRACKS: usize = 100_000;
-/// Most patterns of a schema that is checked, and most bytes of each once it is compiled.
+/// Maximum number of patterns of a schema that is checked, and maximum size in bytes of each once it is compiled.
 const MAX_PATTERNS: usize = 16;
 const MAX_PATTERN_BYTES: usize = 2 * 1024 * 1024;
-/// Most characters of a message.
+/// Maximum number of characters of a message.
 const MAX_MESSAGE: usize = 300;
 
 /// Compiles a schema. Fetches nothing: a schema that refers to another document cannot be used.

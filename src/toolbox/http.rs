@@ -28,7 +28,7 @@ const MAX_HEADER: usize = 8192;
 /// Longest time of a request, with its answer.
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer that are received.
+/// Maximum number of bytes of an answer that are received.
 const MAX_RECEIVED: u64 = 64 * 1024 * 1024;
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 /// Headers of an answer that are shown.

@@ -19,7 +19,7 @@ use super::gateway_client::GatewayClient;
 
 /// Pause after each fragment; what arrives meanwhile is sent as one. About 6 a second.
 const INTERVAL: Duration = Duration::from_millis(150);
-/// Most bytes of text that wait to be sent; the oldest fragments are dropped.
+/// Maximum number of bytes of text that wait to be sent; the oldest fragments are dropped.
 const MAX_WAITING_BYTES: usize = 8 * MAX_FRAGMENT_BYTES;
 
 /// Sends the text of answers while it is wanted.

@@ -35,7 +35,7 @@ fn place(url: &str) -> SourceTarget {
         headers_dir: None,
         tls: TlsFiles::default(),
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
-        most_bytes: 10_000,
+        max_bytes: 10_000,
     }
 }
 

@@ -157,7 +157,7 @@ impl AccountBook {
             account: restored,
             blocked: BTreeMap::new(),
             smallest_requests: BTreeMap::new(),
-            checked_room: None,
+            checked_availability: None,
             released: false,
             revision: 0,
         };

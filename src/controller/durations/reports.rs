@@ -330,19 +330,19 @@ mod tests {
         assert_eq!(new_calls(&mut reported, calls(&[])), []);
         let models = calls(&[("a", &[1]), ("b", &[1]), ("c", &[1])]);
         assert_eq!(new_calls(&mut reported, models), new(&[("a", &[1]), ("b", &[1])]));
-        let (most, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
-        let buckets = calls(&[("x", &most), ("y", &more)]);
-        assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &most), ("y", &[])]));
+        let (max, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
+        let buckets = calls(&[("x", &max), ("y", &more)]);
+        assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &max), ("y", &[])]));
         let (name, longer) = ("n".repeat(MAX_NAME), "n".repeat(MAX_NAME + 1));
         let names = calls(&[(&longer, &[1]), (&name, &[1])]);
         assert_eq!(new_calls(&mut reported, names), new(&[(&name, &[1])]));
-        let (most, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
+        let (max, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
         reported.take(&mut of_loop(&[], &[]));
         let (most_waits, more_waits) = ([1; APPROVAL_BOUNDS.len() + 1], [1; APPROVAL_BOUNDS.len() + 2]);
         let mut grown = |buckets: &[u64]| reported.take(&mut denied(buckets)).approvals.denied.buckets;
         assert_eq!(grown(&most_waits), most_waits);
         assert_eq!(grown(&more_waits), [0; 0]);
-        assert_eq!(reported.take(&mut of_loop(&most, &[])).turns.buckets, most);
+        assert_eq!(reported.take(&mut of_loop(&max, &[])).turns.buckets, max);
         assert_eq!(reported.take(&mut of_loop(&more, &[])).turns.buckets, [0; 0]);
     }
 }

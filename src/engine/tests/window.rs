@@ -583,20 +583,25 @@ fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
 #[test]
 fn a_refusal_is_remembered_until_a_bill_explains_it_or_the_window_is_another() {
     let settings = middle();
-    let room = |known: sizes::TokenEstimator, settings: &EngineSettings| sizes::room(settings, known, None, 0, 0).whole;
+    let available =
+        |known: sizes::TokenEstimator, settings: &EngineSettings| sizes::available(settings, known, None, 0, 0).whole;
     let mut known = sizes::TokenEstimator::default();
-    assert_eq!(room(known, &settings), 11_000);
+    assert_eq!(available(known, &settings), 11_000);
     known.record_refusal(5000, &settings);
     known.record_refusal(6000, &settings);
-    assert_eq!(room(known, &settings), 4000, "a fifth below the smallest");
+    assert_eq!(available(known, &settings), 4000, "a fifth below the smallest");
     known.calibrate(4000, 4400, &settings);
-    assert_eq!(room(known, &settings), 4000, "it does not explain a refusal of 5,500");
+    assert_eq!(
+        available(known, &settings),
+        4000,
+        "it does not explain a refusal of 5,500"
+    );
     let mut explained = known;
     explained.calibrate(4000, 12_000, &settings);
-    assert_eq!(room(explained, &settings), 11_000 / 3);
+    assert_eq!(available(explained, &settings), 11_000 / 3);
     let larger = EngineSettings {
         context_tokens: 24_000,
         ..settings
     };
-    assert!(room(known, &larger) > 20_000);
+    assert!(available(known, &larger) > 20_000);
 }

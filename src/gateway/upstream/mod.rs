@@ -102,7 +102,7 @@ impl PreparedRequest {
         }
     }
 
-    /// Most output tokens that the server may bill.
+    /// Maximum number of output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         match self {
             Self::Server(request) => request.checked.max_output(),

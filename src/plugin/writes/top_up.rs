@@ -8,7 +8,7 @@ use crate::api::AgentBudget;
 use crate::api::budget::{BudgetLimits, TopUp};
 use crate::plugin::failure::PluginError;
 
-/// Most entries of `spec.topUps`.
+/// Maximum number of entries of `spec.topUps`.
 const MAX_TOP_UPS: usize = 64;
 
 /// An id of the time, for readers, and of random digits: two top-ups in one second are two.

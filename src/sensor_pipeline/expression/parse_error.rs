@@ -4,7 +4,7 @@ use cel::ParseErrors;
 
 use agentloop_support::text::{first_chars, with_ellipsis};
 
-/// Most characters of a quoted piece of the text.
+/// Maximum number of characters of a quoted piece of the text.
 const MAX_SHOWN: usize = 24;
 
 /// The first error, on one line. `field`: an example of a field.

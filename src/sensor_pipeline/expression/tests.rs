@@ -178,12 +178,12 @@ fn a_too_costly_expression_is_aborted_and_the_next_one_has_its_own_budget() {
     // Each item costs 3 nodes of 2; before that the list is visited once, in 2 nodes, and `previous`, which is null.
     let text = "payload.all(item, item > 0)";
     let cost = |items: u64| items * 3 * 2 + 2 + (items + 2);
-    let most = (MAX_COST - 5) / 7;
-    assert!(cost(most) < MAX_COST && cost(most + 1) >= MAX_COST);
+    let max = (MAX_COST - 5) / 7;
+    assert!(cost(max) < MAX_COST && cost(max + 1) >= MAX_COST);
     let of = |items: u64| Value::Array((0..items).map(|_| json!(1)).collect());
     let variables = |items| ExpressionVariables::new(&of(items), None, Timestamp::UNIX_EPOCH);
     let expression = Expression::compile(text, ExpressionScope::SensorEvent).expect("an expression");
-    let (fits, too_many) = (variables(most), variables(most + 1));
+    let (fits, too_many) = (variables(max), variables(max + 1));
     assert_eq!(expression.evaluate(&fits), Ok(json!(true)));
     assert_eq!(expression.evaluate(&too_many), Err(ExpressionError::TooCostly));
     assert_eq!(expression.evaluate(&fits), Ok(json!(true)));

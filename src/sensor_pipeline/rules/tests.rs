@@ -491,10 +491,10 @@ fn a_check_finds_what_compiling_finds() {
 #[test]
 fn a_text_is_cut_by_its_bytes_and_by_those_that_it_has_as_json() {
     let escaped = |text: &str| serde_json::to_string(text).expect("a text").len() - 2;
-    for (one, most) in [("a", 2_048), ("é", 1_024), ("\"", 2_048), ("\u{1}", 682)] {
-        let text = one.repeat(most);
+    for (one, max) in [("a", 2_048), ("é", 1_024), ("\"", 2_048), ("\u{1}", 682)] {
+        let text = one.repeat(max);
         assert_eq!(truncate(text.clone()), text, "{one:?}");
-        let longer = truncate(one.repeat(most + 1));
+        let longer = truncate(one.repeat(max + 1));
         assert!(longer.ends_with(CUT) && longer.starts_with(one), "{one:?}");
         assert!(
             longer.len() <= MAX_TEXT_BYTES && escaped(&longer) <= MAX_ESCAPED_BYTES,

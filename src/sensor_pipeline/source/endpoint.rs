@@ -7,7 +7,7 @@ use crate::FieldError;
 use agentloop_api::SensorSpec;
 use agentloop_api::endpoint::SourceEndpoint;
 
-/// Most bytes of a tool's arguments, as JSON.
+/// Maximum number of bytes of a tool's arguments, as JSON.
 const MAX_ARGUMENT_BYTES: usize = 16 * 1024;
 
 /// The URL that requests go to; `ws` becomes `http`.

@@ -18,9 +18,9 @@ const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle time of a connection after which TCP keepalive probes are sent.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Most consecutive redirects.
+/// Maximum number of consecutive redirects.
 const MAX_REDIRECTS: usize = 5;
-/// Most characters of a cause that are shown.
+/// Maximum number of characters of a cause that are shown.
 const MAX_CAUSE: usize = 200;
 
 /// Why a source receives nothing, with the fix; never text of a payload.
@@ -37,7 +37,7 @@ pub struct SourceTarget {
     pub tls: TlsFiles,
     /// The addresses that requests may go to.
     pub policy: Arc<AddressPolicy>,
-    pub most_bytes: usize,
+    pub max_bytes: usize,
 }
 
 /// The client of a target; created again when the Secrets of its TLS settings change.
@@ -170,13 +170,13 @@ fn read_headers(dir: &Path) -> Result<HeaderMap, SourceError> {
     Ok(headers)
 }
 
-/// Reads a body, up to one byte more than `most`: that byte marks it as too long.
-pub async fn body(mut response: Response, most: usize) -> Result<Vec<u8>, SourceError> {
+/// Reads a body, up to one byte more than `max_bytes`: that byte marks it as too long.
+pub async fn body(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, SourceError> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&error))? {
-        let left = (most + 1).saturating_sub(body.len());
+        let left = (max_bytes + 1).saturating_sub(body.len());
         body.extend_from_slice(chunk.get(..left).unwrap_or(&chunk));
-        if body.len() > most {
+        if body.len() > max_bytes {
             break;
         }
     }

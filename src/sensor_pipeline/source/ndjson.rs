@@ -37,7 +37,7 @@ impl NdjsonListener {
     async fn follow(&self, client: &Client, feed: &SourceFeed) -> Result<(), SourceError> {
         let mut response = self.open(client).await?;
         feed.report_connected();
-        let mut lines = LineBuffer::new(self.place.most_bytes);
+        let mut lines = LineBuffer::new(self.place.max_bytes);
         loop {
             let chunk = timeout(self.idle, response.chunk())
                 .await
@@ -78,13 +78,16 @@ async fn submit(line: Vec<u8>, feed: &SourceFeed) -> Result<(), SourceError> {
 
 /// Splits a stream into lines. Buffers at most one line of the allowed length and one byte, which marks it as too long.
 struct LineBuffer {
-    most: usize,
+    max_bytes: usize,
     line: Vec<u8>,
 }
 
 impl LineBuffer {
-    fn new(most: usize) -> Self {
-        Self { most, line: Vec::new() }
+    fn new(max_bytes: usize) -> Self {
+        Self {
+            max_bytes,
+            line: Vec::new(),
+        }
     }
 
     /// The lines that end in this chunk, without empty ones: servers send those to keep the connection alive.
@@ -92,8 +95,8 @@ impl LineBuffer {
         let mut lines = Vec::new();
         let mut pieces = chunk.split(|byte| *byte == b'\n').peekable();
         while let Some(piece) = pieces.next() {
-            let room = (self.most + 1).saturating_sub(self.line.len());
-            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            let remaining = (self.max_bytes + 1).saturating_sub(self.line.len());
+            self.line.extend_from_slice(&piece[..piece.len().min(remaining)]);
             if pieces.peek().is_none() {
                 break;
             }

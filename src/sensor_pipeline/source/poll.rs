@@ -128,7 +128,7 @@ impl SourcePoller {
             return Err(refused(status));
         }
         let cursor = validators(response.headers());
-        let payload = body(response, self.place.most_bytes).await?;
+        let payload = body(response, self.place.max_bytes).await?;
         match self.question {
             PollQuery::Prometheus { .. } => self.result(payload).map(Some),
             PollQuery::Page { .. } | PollQuery::Tool(_) => Ok(Some(SourceMessage {
@@ -166,7 +166,7 @@ impl SourcePoller {
 
     fn result(&self, payload: Vec<u8>) -> Result<SourceMessage, SourceError> {
         let cursor = SourceCursor::default();
-        if payload.len() > self.place.most_bytes {
+        if payload.len() > self.place.max_bytes {
             // Too long to parse: the rules count it.
             return Ok(SourceMessage {
                 id: None,

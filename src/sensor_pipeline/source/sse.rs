@@ -47,7 +47,7 @@ impl SseListener {
     ) -> Result<(), SourceError> {
         let mut response = self.open(client, cursor).await?;
         feed.report_connected();
-        let mut parser = SseParser::new(self.place.most_bytes, cursor.last_event_id.clone());
+        let mut parser = SseParser::new(self.place.max_bytes, cursor.last_event_id.clone());
         loop {
             let chunk = timeout(self.idle, response.chunk())
                 .await
@@ -119,7 +119,7 @@ struct SseEvent {
 
 /// Parses a stream. Buffers at most one event of the allowed length.
 struct SseParser {
-    most: usize,
+    max_bytes: usize,
     line: Vec<u8>,
     /// The last byte was a carriage return: a line feed after it does not end another line.
     after_return: bool,
@@ -134,9 +134,9 @@ struct SseParser {
 const NAME_ROOM: usize = 16;
 
 impl SseParser {
-    fn new(most: usize, last_id: Option<String>) -> Self {
+    fn new(max_bytes: usize, last_id: Option<String>) -> Self {
         Self {
-            most,
+            max_bytes,
             line: Vec::new(),
             after_return: false,
             started: false,
@@ -160,7 +160,7 @@ impl SseParser {
                 b'\n' if after_return => {}
                 b'\n' | b'\r' => events.extend(self.end_line()),
                 // One byte more than allowed marks it as too long.
-                _ if self.line.len() > self.most.max(MAX_ID) + NAME_ROOM => {}
+                _ if self.line.len() > self.max_bytes.max(MAX_ID) + NAME_ROOM => {}
                 other => self.line.push(*other),
             }
         }
@@ -199,7 +199,7 @@ impl SseParser {
     }
 
     fn append(&mut self, value: &[u8]) {
-        let most = self.most + 1;
+        let max_bytes = self.max_bytes + 1;
         let data = match &mut self.data {
             Some(data) => {
                 data.push(b'\n');
@@ -208,7 +208,7 @@ impl SseParser {
             None => self.data.insert(Vec::new()),
         };
         data.extend_from_slice(value);
-        data.truncate(most);
+        data.truncate(max_bytes);
     }
 
     fn dispatch(&mut self) -> Option<SseEvent> {

@@ -41,7 +41,7 @@ pub fn target(url: &str) -> SourceTarget {
         headers_dir: None,
         tls: TlsFiles::default(),
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
-        most_bytes: 20,
+        max_bytes: 20,
     }
 }
 

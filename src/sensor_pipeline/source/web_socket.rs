@@ -114,8 +114,8 @@ impl WebSocketListener {
         let config = WebSocketConfig::default()
             .read_buffer_size(READ_BYTES)
             .write_buffer_size(0)
-            .max_message_size(Some(self.place.most_bytes))
-            .max_frame_size(Some(self.place.most_bytes));
+            .max_message_size(Some(self.place.max_bytes))
+            .max_frame_size(Some(self.place.max_bytes));
         let mut socket = UpgradedSocket::from_raw_socket(upgraded, Role::Client, Some(config)).await;
         if let Some(text) = &self.subscribe {
             let sent = socket.send(Message::text(text.as_str())).await;
@@ -131,11 +131,11 @@ impl WebSocketListener {
         if !matches!(error, Error::Capacity(_)) {
             return Err(SourceError(cause(&error)));
         }
-        let most = self.place.most_bytes;
+        let max = self.place.max_bytes;
         // Only its length matters: the rules drop it for that.
-        let _ = feed.submit(source_message(vec![0; most + 1])).await;
+        let _ = feed.submit(source_message(vec![0; max + 1])).await;
         Err(SourceError(format!(
-            "a message is longer than {most} bytes (spec.limits.maxPayloadBytes) and was dropped"
+            "a message is longer than {max} bytes (spec.limits.maxPayloadBytes) and was dropped"
         )))
     }
 }

@@ -31,7 +31,7 @@ pub use error::OutboxError;
 pub use receivers::{AckOutcome, EventReceiver, GRACE};
 pub use repeat_keys::RepeatKey;
 
-/// Most bytes on disk, unless the volume is smaller.
+/// Maximum number of bytes on disk, unless the volume is smaller.
 pub const MAX_BYTES: i64 = 256 * 1024 * 1024;
 /// How many notifications and events are dropped at once when the bytes are too many.
 const STEP: i64 = 64;
@@ -42,9 +42,9 @@ const LOCK_FILE: &str = "outbox.lock";
 pub struct Outbox {
     connection: Connection,
     file: PathBuf,
-    most_notifications: i64,
-    most_events: i64,
-    most_bytes: i64,
+    max_notifications: i64,
+    max_events: i64,
+    max_bytes: i64,
     ballast: Option<BallastFile>,
     /// Arrivals until the [`RepeatKey`]s are counted again.
     uncounted: u32,
@@ -91,9 +91,9 @@ impl Outbox {
         let mut outbox = Self {
             connection,
             file,
-            most_notifications: MAX_NOTIFICATIONS,
-            most_events: MAX_EVENTS,
-            most_bytes: MAX_BYTES,
+            max_notifications: MAX_NOTIFICATIONS,
+            max_events: MAX_EVENTS,
+            max_bytes: MAX_BYTES,
             // If there is no room for the ballast, the volume is nearly full: continue without it.
             ballast: BallastFile::take(dir).ok(),
             uncounted: 0,
@@ -143,7 +143,7 @@ impl Outbox {
 
     /// Bounds the outbox to half of its volume; SQLite and the file system need the rest.
     pub fn fit_volume(&mut self, volume_bytes: i64) {
-        self.most_bytes = (volume_bytes / 2).clamp(STEP * 1024, MAX_BYTES);
+        self.max_bytes = (volume_bytes / 2).clamp(STEP * 1024, MAX_BYTES);
     }
 
     /// Sets the identity of the source. If it changed, its cursor and its [`RepeatKey`]s are meaningless and deleted.
@@ -170,9 +170,9 @@ impl Outbox {
         let cursor = taking.cursor.map(serde_json::to_string).transpose();
         let cursor = cursor.map_err(|error| self.unwritten(&error))?;
         let bounds = OutboxBounds {
-            notifications: self.most_notifications,
-            events: self.most_events,
-            bytes: self.most_bytes,
+            notifications: self.max_notifications,
+            events: self.max_events,
+            bytes: self.max_bytes,
         };
         let event = taking.event;
         let counted = self.uncounted == 0;
@@ -200,13 +200,13 @@ impl Outbox {
         Ok(gone)
     }
 
-    /// The next events for a receiver, in order: as many as one delivery holds and as fit into `most` bytes, but at
+    /// The next events for a receiver, in order: as many as one delivery holds and as fit into `max` bytes, but at
     /// least one.
-    pub fn next(&self, receiver: &str, most: usize) -> Result<Vec<SensorEvent>, OutboxError> {
-        self.read_next(receiver, most).map_err(|error| self.sqlite(&error))
+    pub fn next(&self, receiver: &str, max: usize) -> Result<Vec<SensorEvent>, OutboxError> {
+        self.read_next(receiver, max).map_err(|error| self.sqlite(&error))
     }
 
-    fn read_next(&self, receiver: &str, most: usize) -> rusqlite::Result<Vec<SensorEvent>> {
+    fn read_next(&self, receiver: &str, max: usize) -> rusqlite::Result<Vec<SensorEvent>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT seq, json FROM events
              WHERE seq > (SELECT through FROM receivers WHERE uid = ?1) ORDER BY seq LIMIT ?2",
@@ -215,8 +215,8 @@ impl Outbox {
         let (mut events, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next()? {
             let event = self.event(row.get(0)?, &row.get::<_, String>(1)?)?;
-            bytes += serde_json::to_string(&event).map_or(most, |json| json.len());
-            if bytes > most && !events.is_empty() {
+            bytes += serde_json::to_string(&event).map_or(max, |json| json.len());
+            if bytes > max && !events.is_empty() {
                 break;
             }
             events.push(event);
@@ -385,16 +385,16 @@ fn count(transaction: &Transaction<'_>, table: &str) -> rusqlite::Result<i64> {
         .query_row([], |row| row.get(0))
 }
 
-fn drop_notices(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64> {
+fn drop_notices(transaction: &Transaction<'_>, max: i64) -> rusqlite::Result<i64> {
     let dropped = transaction
         .prepare_cached(
             "DELETE FROM notices WHERE rowid IN (SELECT rowid FROM notices ORDER BY seq DESC, place DESC LIMIT -1 OFFSET ?1)",
         )?
-        .execute([most])?;
+        .execute([max])?;
     Ok(i64::try_from(dropped).unwrap_or(i64::MAX))
 }
 
-fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64> {
+fn drop_events(transaction: &Transaction<'_>, max: i64) -> rusqlite::Result<i64> {
     // An event that still has a field's newest value stays; there are few fields.
     let beyond = "seq IN (SELECT seq FROM events ORDER BY seq DESC LIMIT -1 OFFSET ?1)
         AND seq NOT IN (SELECT seq FROM updates) AND seq NOT IN (SELECT seq FROM notices)";
@@ -402,10 +402,10 @@ fn drop_events(transaction: &Transaction<'_>, most: i64) -> rusqlite::Result<i64
         .prepare_cached(&format!(
             "SELECT count(*) FROM events WHERE {beyond} AND json_type(json, '$.trial') IS NOT NULL"
         ))?
-        .query_row([most], |row| row.get(0))?;
+        .query_row([max], |row| row.get(0))?;
     transaction
         .prepare_cached(&format!("DELETE FROM events WHERE {beyond}"))?
-        .execute([most])?;
+        .execute([max])?;
     Ok(untried)
 }
 

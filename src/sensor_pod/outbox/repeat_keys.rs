@@ -10,7 +10,7 @@ use super::{Outbox, OutboxError};
 
 /// How long [`RepeatKey`]s are kept: senders of webhooks retry for hours.
 pub const KEY_LIFETIME: SignedDuration = SignedDuration::from_hours(24);
-/// Most [`RepeatKey`]s that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a
+/// Maximum number of [`RepeatKey`]s that are kept, in at most a quarter of the room. At the default limit of 60 events a minute a
 /// day has 86,400.
 pub const MAX_IDS: i64 = 250_000;
 /// The keys are counted once in this many arrivals. A surplus of that many, or twice that for a source with two keys,
@@ -54,7 +54,7 @@ impl Outbox {
 pub(super) fn remember(
     transaction: &Transaction<'_>,
     (keys, at): (&[RepeatKey], Timestamp),
-    (room, counted): (i64, bool),
+    (available, counted): (i64, bool),
 ) -> rusqlite::Result<()> {
     if keys.is_empty() {
         return Ok(());
@@ -72,14 +72,14 @@ pub(super) fn remember(
     if !counted {
         return Ok(());
     }
-    let most = MAX_IDS.min(room / 4 / ID_BYTES);
+    let max = MAX_IDS.min(available / 4 / ID_BYTES);
     let count: i64 = transaction
         .prepare_cached("SELECT count(*) FROM ids")?
         .query_row([], |row| row.get(0))?;
-    if count > most {
+    if count > max {
         transaction
             .prepare_cached("DELETE FROM ids WHERE key IN (SELECT key FROM ids ORDER BY at LIMIT ?1)")?
-            .execute([count - most])?;
+            .execute([count - max])?;
     }
     Ok(())
 }

@@ -221,7 +221,7 @@ fn the_newest_value_of_a_field_is_kept_for_every_receiver_that_is_behind() {
 fn above_their_bound_the_oldest_notifications_are_removed_and_counted() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    (outbox.most_notifications, outbox.most_events) = (3, 3);
+    (outbox.max_notifications, outbox.max_events) = (3, 3);
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
     for n in 1..=3 {
         assert_eq!(take(&mut outbox, &event(n, "x")), 0);
@@ -240,7 +240,7 @@ fn above_their_bound_the_oldest_notifications_are_removed_and_counted() {
 fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_removed() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    outbox.most_events = 3;
+    outbox.max_events = 3;
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
     let tried = |n| SensorEvent {
         trial: Some(ScoredEffects {
@@ -269,7 +269,7 @@ fn events_that_wait_for_a_score_keep_their_values_apart_and_are_counted_when_rem
 fn a_value_outlives_the_notifications_of_its_event() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
-    (outbox.most_notifications, outbox.most_events) = (2, 2);
+    (outbox.max_notifications, outbox.max_events) = (2, 2);
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
     take(&mut outbox, &event(1, "old"));
     for n in 2..=9 {
@@ -304,13 +304,13 @@ fn at_most_as_many_events_are_sent_at_once_as_a_receiver_accepts() {
     let dir = dir();
     let (mut outbox, _) = open(dir.path());
     outbox.set_receivers(&[receiver("a")], now()).unwrap();
-    let most = index(MAX_DELIVERY_EVENTS);
-    for n in 1..=most + 2 {
+    let max = index(MAX_DELIVERY_EVENTS);
+    for n in 1..=max + 2 {
         take(&mut outbox, &event(n, "x"));
         let offered = outbox.next("uid-a", ALL).unwrap();
-        assert_eq!(index(offered.len()), n.min(most), "of {n}");
+        assert_eq!(index(offered.len()), n.min(max), "of {n}");
     }
-    for (through, left) in [(1, most), (2, most), (3, most - 1)] {
+    for (through, left) in [(1, max), (2, max), (3, max - 1)] {
         outbox.acknowledge("uid-a", "", START + through).unwrap();
         let offered = outbox.next("uid-a", ALL).unwrap();
         assert_eq!((offered[0].seq, index(offered.len())), (START + through + 1, left));

@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 use super::{FileError, Workspace, check_cancelled, require_regular, size};
 use crate::answer::ToolAnswer;
 
-/// Most entries that are listed.
+/// Maximum number of entries that are listed.
 pub(crate) const MAX_ENTRIES: usize = 1000;
-/// Most entries that are read. Beyond it, the listed ones are not the first by name.
+/// Maximum number of entries that are read. Beyond it, the listed ones are not the first by name.
 const MAX_READ: usize = 100_000;
 
 /// Arguments of `list_directory`.

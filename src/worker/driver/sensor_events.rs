@@ -12,7 +12,7 @@ use crate::worker::journal::JournalError;
 use crate::worker::sensor_receiver::file_watcher::WatchReport;
 use crate::worker::sensor_receiver::{ScoringStep, SensorTransition};
 
-/// Most transitions that are applied before other input is handled.
+/// Maximum number of transitions that are applied before other input is handled.
 const SENSORS_AT_ONCE: usize = MAX_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {

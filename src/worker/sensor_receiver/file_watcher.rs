@@ -32,7 +32,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct WatchTerms {
     pub(super) scope: WatchScope,
     /// Maximum bytes of a file whose text is reported.
-    pub(super) most_text: usize,
+    pub(super) max_text: usize,
 }
 
 /// The watches by uid of their Sensor, each with the known fingerprints of its files.
@@ -236,9 +236,9 @@ impl FileWatcher {
         let (path, print, text) = match task {
             FileTask::Forget(path) => (path, None, None),
             FileTask::Read(path, look) => {
-                let (workspace, most) = (self.workspace.clone(), self.watching.most_text);
+                let (workspace, max) = (self.workspace.clone(), self.watching.max_text);
                 let file = path.clone();
-                match blocking(move || files::read(&workspace, &file, look, most)).await {
+                match blocking(move || files::read(&workspace, &file, look, max)).await {
                     Ok(Some(content)) => (path, Some(content.print), content.text),
                     Ok(None) => return Ok(Ok(())),
                     Err(problem) => return Ok(Err(problem)),

@@ -222,7 +222,7 @@ impl DirectoryWalk<'_> {
 pub(super) struct FileContent {
     /// The fingerprint to persist.
     pub(super) print: FileFingerprint,
-    /// The content, if it is UTF-8 and at most `most_text` bytes long.
+    /// The content, if it is UTF-8 and at most `max_text` bytes long.
     pub(super) text: Option<String>,
 }
 
@@ -231,9 +231,9 @@ pub(super) fn read(
     workspace: &Path,
     path: &str,
     expected: FileStat,
-    most_text: usize,
+    max_text: usize,
 ) -> Result<Option<FileContent>, WatchError> {
-    match read_steady(workspace, path, expected, most_text) {
+    match read_steady(workspace, path, expected, max_text) {
         Ok(content) => Ok(content),
         // Removed, or replaced by something else: the next survey finds out.
         Err(WatchError::Absent | WatchError::Link) => Ok(None),
@@ -245,7 +245,7 @@ fn read_steady(
     workspace: &Path,
     path: &str,
     expected: FileStat,
-    most_text: usize,
+    max_text: usize,
 ) -> Result<Option<FileContent>, WatchError> {
     let mut at = open_root(workspace)?;
     let (directories, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -269,7 +269,7 @@ fn read_steady(
         return Ok(Some(FileContent { print, text: None }));
     }
     let copy = file.try_clone().map_err(other)?;
-    let (hash, bytes) = take_in(File::from(copy).take(expected.size), expected.size, most_text).map_err(other)?;
+    let (hash, bytes) = take_in(File::from(copy).take(expected.size), expected.size, max_text).map_err(other)?;
     // The file was written to while it was read, so the content may be torn.
     if !same(&file)? {
         return Ok(None);
@@ -283,9 +283,9 @@ fn read_steady(
     }))
 }
 
-/// Hashes a file. Returns its bytes as well if there are at most `most`.
-fn take_in(mut file: impl Read, size: u64, most: usize) -> io::Result<(String, Option<Vec<u8>>)> {
-    let small = usize::try_from(size).is_ok_and(|size| size <= most);
+/// Hashes a file. Returns its bytes as well if there are at most `max`.
+fn take_in(mut file: impl Read, size: u64, max: usize) -> io::Result<(String, Option<Vec<u8>>)> {
+    let small = usize::try_from(size).is_ok_and(|size| size <= max);
     let mut bytes = small.then(Vec::new);
     let mut hash = Context::new(&SHA256);
     let mut buffer = vec![0; 64 * 1024];

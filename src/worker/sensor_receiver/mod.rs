@@ -315,12 +315,12 @@ fn compile(terms: &SensorTerms, has_workspace: bool) -> Result<CompiledTerms, St
     if spec.source.watch.is_some() && !has_workspace {
         return Err("spec.source.watch requires a workspace: set spec.workspace of the Agent ({} is enough)".into());
     }
-    let most_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
+    let max_text = usize::try_from(spec.limits.max_payload_bytes).unwrap_or(usize::MAX);
     let compiled = sensor_pipeline::compile(&terms.name, spec).map_err(|mistakes| mistakes.to_string())?;
     Ok(CompiledTerms {
         rules: compiled.rules,
         calendar: compiled.calendar,
-        watching: compiled.scope.map(|scope| WatchTerms { scope, most_text }),
+        watching: compiled.scope.map(|scope| WatchTerms { scope, max_text }),
     })
 }
 
@@ -383,7 +383,10 @@ impl RunningSensor {
         let compiled = self.listens().filter(|_| !memory.waiting.is_full())?;
         let rules = &compiled.rules;
         let waits = rules.waits_until(&memory.rules);
-        let file = self.waiting.as_ref().map(|_| rules.room_from(&memory.rules, now));
+        let file = self
+            .waiting
+            .as_ref()
+            .map(|_| rules.below_limit_from(&memory.rules, now));
         self.next_tick(memory).into_iter().chain(waits).chain(file).min()
     }
 
@@ -432,11 +435,11 @@ impl RunningSensor {
     ) -> Option<SensorTransition> {
         let (rules, state) = (&compiled.rules, &mut memory.rules);
         rules.apply_clock(state, now);
-        if rules.room_from(state, now) > now {
+        if rules.below_limit_from(state, now) > now {
             return None;
         }
         let id = change.delivery_id(&self.terms.uid, state.seq + 1);
-        let payload = change.payload(compiled.watching.as_ref()?.most_text);
+        let payload = change.payload(compiled.watching.as_ref()?.max_text);
         let outcome = rules.process(state, now, Some(&id), payload.as_bytes());
         let mut happened = self.transition(memory, outcome);
         happened.files.push((change.path.clone(), change.print.clone()));

@@ -544,27 +544,27 @@ fn flood(first: i64, count: i64) -> Delivery {
 fn a_flood_above_the_limit_of_a_sensor_is_dropped_and_counted_and_the_limit_holds_afterwards() {
     let mut worker = Worker::new();
     let begin = at("2026-01-05T08:00:00Z");
-    let most = event_quota::BACKLOG + 60;
+    let max = event_quota::BACKLOG + 60;
     let step = |worker: &mut Worker, now, first, count| takes_at(now, worker, &flood(first, count)).len();
-    assert_eq!(step(&mut worker, begin, 1, most - 1), 20_059);
+    assert_eq!(step(&mut worker, begin, 1, max - 1), 20_059);
     assert_eq!(worker.sensors.reports(), []);
     worker.restart();
-    assert_eq!(step(&mut worker, begin, most, 3), 1);
+    assert_eq!(step(&mut worker, begin, max, 3), 1);
     assert_eq!(
         worker.sensors.delivered_through(&flood(0, 0)).through,
-        most + 2,
+        max + 2,
         "they do not come again"
     );
     let report = &worker.sensors.reports()[0];
     assert_eq!((report.totals.dropped, report.generation), (2, 0));
     worker.restart();
     let later = begin + SignedDuration::from_secs(60);
-    assert_eq!(step(&mut worker, later, most + 3, 60), 60);
+    assert_eq!(step(&mut worker, later, max + 3, 60), 60);
     assert_eq!(worker.sensors.reports()[0].totals.dropped, 2);
     // A controller of an earlier version sends no limit.
     let unsaid = Delivery {
         per_minute: None,
-        ..flood(most + 100, 5)
+        ..flood(max + 100, 5)
     };
     assert_eq!(takes_at(later, &mut worker, &unsaid).len(), 5);
 }

@@ -215,18 +215,18 @@ fn files_wait_for_room_in_the_limits_and_none_is_dropped() {
     }
     worker.see("inbox/c", Some("x"), false);
     assert_eq!(worker.due(), None);
-    let room = worker.sensors.next(worker.now, |_| true).expect("a moment");
-    assert_eq!(room, first + SignedDuration::from_secs(61));
-    worker.now = room - SignedDuration::from_millis(1);
+    let free_from = worker.sensors.next(worker.now, |_| true).expect("a moment");
+    assert_eq!(free_from, first + SignedDuration::from_secs(61));
+    worker.now = free_from - SignedDuration::from_millis(1);
     assert_eq!(worker.due(), None);
-    worker.now = room;
+    worker.now = free_from;
     assert_eq!(worker.due().expect("a change").payload["path"], "inbox/c");
     assert_eq!(worker.sensors.reports()[0].totals.dropped, 0);
     // One event per five seconds.
     worker.direct(&[watch(2, json!({"limits": {"minIntervalMilliseconds": 5000}}))]);
     worker.see("inbox/d", Some("x"), false);
     assert_eq!(worker.due(), None);
-    worker.now = room + SignedDuration::from_secs(5);
+    worker.now = free_from + SignedDuration::from_secs(5);
     assert_eq!(worker.sensors.next(worker.now, |_| true), Some(worker.now));
     assert!(worker.due().is_some());
 }

@@ -177,7 +177,7 @@ fn a_namespace_has_series_of_as_many_models_as_have_room(#[case] models: usize, 
 }
 
 #[rstest]
-#[case::most(MAX_COUNTED, 0, true)]
+#[case::max(MAX_COUNTED, 0, true)]
 #[case::too_many(MAX_COUNTED + 1, 0, false)]
 #[case::longest(2, 2 * MAX_MEAN, true)]
 #[case::too_long(2, 2 * MAX_MEAN + 1, false)]
@@ -193,9 +193,9 @@ fn counts_that_no_pod_can_have_reached_are_not_added(#[case] count: u64, #[case]
     let expected = if is_added { count + 1 } else { 1 };
     assert_eq!(values(&totals, COUNT), [expected.to_string()]);
     // Whatever is reported, counts only grow.
-    let most = counts(&[MAX_COUNTED], MAX_COUNTED * MAX_MEAN);
+    let max = counts(&[MAX_COUNTED], MAX_COUNTED * MAX_MEAN);
     for _ in 0..20 {
-        add(&totals, ("a", "x"), &calls("m", most.clone()));
+        add(&totals, ("a", "x"), &calls("m", max.clone()));
     }
     let table = totals.lock();
     assert_eq!(table.namespaces["a"].calls["m"].sum_microseconds, u64::MAX);

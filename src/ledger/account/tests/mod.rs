@@ -1,9 +1,9 @@
 //! Tests of an account: its guarantees, event by event, and under any order of events.
 
+mod availability;
 mod edits;
 mod holders;
 mod order;
-mod room;
 
 use jiff::{SignedDuration, Timestamp};
 

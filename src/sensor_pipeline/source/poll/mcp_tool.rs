@@ -74,23 +74,23 @@ impl ToolConnection {
             match session.call(tool).await {
                 // The server restarted and lost the session.
                 Err(McpRequestError::NotSent(_)) => {}
-                called => return self.end(session, called, place.most_bytes),
+                called => return self.end(session, called, place.max_bytes),
             }
         }
         let session = ToolSession::open(client, place, tool).await?;
         let called = session.call(tool).await;
-        self.end(session, called, place.most_bytes)
+        self.end(session, called, place.max_bytes)
     }
 
     fn end(
         &mut self,
         session: ToolSession,
         called: Result<CallToolResponse, McpRequestError>,
-        most: usize,
+        max: usize,
     ) -> Result<SourceMessage, SourceError> {
         let response = called.map_err(|miss| failure(&miss))?;
         self.0 = Some(session);
-        source_message(&response, most)
+        source_message(&response, max)
     }
 }
 
@@ -126,7 +126,7 @@ impl ToolSession {
     }
 }
 
-fn source_message(response: &CallToolResponse, most: usize) -> Result<SourceMessage, SourceError> {
+fn source_message(response: &CallToolResponse, max: usize) -> Result<SourceMessage, SourceError> {
     let tool_failure = |words: &str| SourceError(format!("the tool {words}; check spec.source.poll.tool"));
     match response {
         CallToolResponse::Complete(CallToolResult {
@@ -135,7 +135,7 @@ fn source_message(response: &CallToolResponse, most: usize) -> Result<SourceMess
         CallToolResponse::Complete(result) => {
             let mut payload = text::value(result).into_bytes();
             // One byte more than allowed marks it as too long.
-            payload.truncate(most + 1);
+            payload.truncate(max + 1);
             Ok(SourceMessage {
                 id: None,
                 payload,

@@ -61,7 +61,7 @@ fn poller(url: &str, allowed: &str, question: PollQuery) -> SourcePoller {
             headers_dir: None,
             tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec![allowed.parse().unwrap()], vec![])),
-            most_bytes: 100,
+            max_bytes: 100,
         },
         question,
         interval: Duration::from_millis(20),
@@ -369,7 +369,7 @@ async fn a_query_returns_numbers_without_times() {
         {"metric":{"job":"a"},"value":[1700000000.1,"1.5"]},{"metric":{},"value":[1700000000.1,"NaN"]}]}}"#;
     let server = server(vec![vector.into_response()]).await;
     let mut poller = poller(&format!("{}/api/v1/query", server.url), LOOPBACK, prometheus());
-    poller.place.most_bytes = 1000;
+    poller.place.max_bytes = 1000;
     let (messages, _) = messages(poller, SourceCursor::default(), &[ArrivalOutcome::OnDisk]).await;
     let expected =
         r#"{"resultType":"vector","result":[{"metric":{"job":"a"},"value":1.5},{"metric":{},"value":"NaN"}]}"#;

@@ -112,7 +112,7 @@ fn place(server: &Server, ca_dir: Option<&TempDir>, certificate_dir: Option<&Tem
             certificate_dir: certificate_dir.map(path),
         },
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
-        most_bytes: 100,
+        max_bytes: 100,
     }
 }
 

@@ -29,7 +29,7 @@ fn listener(url: &str, idle: Duration) -> WebSocketListener {
             headers_dir: None,
             tls: TlsFiles::default(),
             policy: Arc::new(AddressPolicy::new(vec![LOOPBACK.parse().unwrap()], vec![])),
-            most_bytes: MAX_MESSAGE_BYTES,
+            max_bytes: MAX_MESSAGE_BYTES,
         },
         subscribe: None,
         idle,

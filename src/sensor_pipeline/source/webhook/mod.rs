@@ -47,7 +47,7 @@ use crate::rules::MAX_DEPTH;
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for open requests to finish after `stop`.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// Most bytes of all bodies being read, within the memory of a small pod.
+/// Maximum number of bytes of all bodies being read, within the memory of a small pod.
 const BODIES_BYTES: usize = 16 * 1024 * 1024;
 /// One peer gets at most this fraction of the connections and the bytes: large, since an Ingress is one peer for all
 /// senders.
@@ -60,8 +60,8 @@ pub struct WebhookReceiver {
     pub rule: SignatureRule,
     /// The file with the key; read for each request, since keys are rotated.
     pub key_file: PathBuf,
-    pub most_bytes: usize,
-    /// Most concurrent connections; more are closed at once.
+    pub max_bytes: usize,
+    /// Maximum number of concurrent connections; more are closed at once.
     pub connections: usize,
 }
 
@@ -69,12 +69,12 @@ struct WebhookState {
     receiver: WebhookReceiver,
     feed: SourceFeed,
     /// Bytes of bodies that may still be read.
-    room: Arc<Semaphore>,
+    body_bytes: Arc<Semaphore>,
 }
 
 impl WebhookReceiver {
     pub async fn run(self, listener: TcpListener, feed: SourceFeed, stop: CancellationToken) -> std::io::Result<()> {
-        let bytes = (BODIES_BYTES / PEERS).max(self.most_bytes);
+        let bytes = (BODIES_BYTES / PEERS).max(self.max_bytes);
         let slots = PeerSlots::new(self.connections, (self.connections / PEERS).max(1), bytes);
         feed.report_connected();
         let app = router(self, feed);
@@ -109,7 +109,7 @@ fn router(receiver: WebhookReceiver, feed: SourceFeed) -> Router {
     Router::new().route("/", post(take)).with_state(Arc::new(WebhookState {
         receiver,
         feed,
-        room: Arc::new(Semaphore::new(BODIES_BYTES)),
+        body_bytes: Arc::new(Semaphore::new(BODIES_BYTES)),
     }))
 }
 
@@ -137,29 +137,33 @@ fn permits(length: usize) -> u32 {
 }
 
 async fn hear(server: &WebhookState, headers: &HeaderMap, request: Request) -> Result<ArrivalOutcome, WebhookRefusal> {
-    let WebhookState { receiver, feed, room } = server;
+    let WebhookState {
+        receiver,
+        feed,
+        body_bytes,
+    } = server;
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let unsigned = |unsigned: SignatureError| WebhookRefusal::For(StatusCode::UNAUTHORIZED, unsigned.to_string());
     if !receiver.rule.is_signed(header) {
         return Err(unsigned(SignatureError::Missing));
     }
     let length = header(header::CONTENT_LENGTH.as_str()).and_then(|length| length.parse().ok());
-    let length: usize = length.unwrap_or(receiver.most_bytes);
-    if length > receiver.most_bytes {
+    let length: usize = length.unwrap_or(receiver.max_bytes);
+    if length > receiver.max_bytes {
         return Err(receiver.too_large());
     }
     // Held until the body is dropped. A slow sender, even with a wrong signature, takes no more than the share of one
     // peer. The peer's share is acquired first, so that a peer at its bound does not hold bytes of the total while it
     // waits.
     let slot = request.extensions().get::<Arc<PeerSlot>>().cloned();
-    let room = async {
+    let body_bytes = async {
         let of_peer = match &slot {
             Some(slot) => Some(slot.bytes().acquire_many(permits(length)).await?),
             None => None,
         };
-        Ok::<_, AcquireError>((of_peer, room.acquire_many(permits(length)).await?))
+        Ok::<_, AcquireError>((of_peer, body_bytes.acquire_many(permits(length)).await?))
     };
-    let _room = timeout(READ_TIMEOUT, room)
+    let _permits = timeout(READ_TIMEOUT, body_bytes)
         .await
         .map_err(|_| WebhookRefusal::NotNow)?
         .map_err(|_| WebhookRefusal::NotNow)?;
@@ -232,13 +236,13 @@ fn says_json(content_type: Option<&str>) -> bool {
 
 impl WebhookReceiver {
     fn too_large(&self) -> WebhookRefusal {
-        let most = self.most_bytes;
-        let why = format!("the body is incomplete, or longer than {most} bytes (spec.limits.maxPayloadBytes)");
+        let max = self.max_bytes;
+        let why = format!("the body is incomplete, or longer than {max} bytes (spec.limits.maxPayloadBytes)");
         WebhookRefusal::For(StatusCode::PAYLOAD_TOO_LARGE, why)
     }
 
     async fn read(&self, request: Request) -> Result<Vec<u8>, WebhookRefusal> {
-        let body = axum::body::to_bytes(request.into_body(), self.most_bytes);
+        let body = axum::body::to_bytes(request.into_body(), self.max_bytes);
         match timeout(READ_TIMEOUT, body).await {
             Ok(Ok(body)) => Ok(body.into()),
             Ok(Err(_)) => Err(self.too_large()),

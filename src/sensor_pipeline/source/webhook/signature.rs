@@ -14,7 +14,7 @@ use agentloop_api::source::SignatureScheme;
 pub const WINDOW: Duration = Duration::from_mins(5);
 /// Shortest key for Standard Webhooks: a shorter one can be guessed, and a bare `whsec_` would be an empty key.
 pub const MIN_KEY_BYTES: usize = 16;
-/// Most signatures of one request that are checked: a sender that rotates its key sends two.
+/// Maximum number of signatures of one request that are checked: a sender that rotates its key sends two.
 const MAX_SIGNATURES: usize = 8;
 /// Longest id that is kept; deliveries with a longer one are identified by their text.
 const MAX_ID: usize = 256;
@@ -324,7 +324,11 @@ mod tests {
     #[case::no_time(1, "now", SignatureError::Wrong)]
     #[case::another_version(2, "v2,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", SignatureError::Wrong)]
     #[case::no_base64(2, "v1,???", SignatureError::Wrong)]
-    fn a_changed_request_has_a_wrong_signature(#[case] which: usize, #[case] value: &'static str, #[case] why: SignatureError) {
+    fn a_changed_request_has_a_wrong_signature(
+        #[case] which: usize,
+        #[case] value: &'static str,
+        #[case] why: SignatureError,
+    ) {
         let mut headers = STANDARD_HEADERS;
         headers[which].1 = value;
         let checked = check(

@@ -14,8 +14,8 @@ pub(super) struct SlotError;
 #[derive(Clone, Debug)]
 pub(super) struct PeerSlots {
     inner: Arc<Mutex<SlotUsage>>,
-    most: usize,
-    most_of_one: usize,
+    max_slots: usize,
+    max_of_one: usize,
     bytes_of_one: usize,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct PeerSlot {
 }
 
 impl PeerSlots {
-    /// `most` connections in total and `most_of_one` per peer; `bytes_of_one`: bytes of bodies that one peer sends at
+    /// `max_slots` connections in total and `max_of_one` per peer; `bytes_of_one`: bytes of bodies that one peer sends at
     /// once.
-    pub(super) fn new(most: usize, most_of_one: usize, bytes_of_one: usize) -> Self {
+    pub(super) fn new(max_slots: usize, max_of_one: usize, bytes_of_one: usize) -> Self {
         Self {
             inner: Arc::default(),
-            most,
-            most_of_one,
+            max_slots,
+            max_of_one,
             bytes_of_one,
         }
     }
@@ -56,7 +56,7 @@ impl PeerSlots {
     pub(super) fn take(&self, peer: IpAddr) -> Option<PeerSlot> {
         let mut taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let of_one = taken.by.get(&peer).map_or(0, |usage| usage.connections);
-        if taken.all >= self.most || of_one >= self.most_of_one {
+        if taken.all >= self.max_slots || of_one >= self.max_of_one {
             return None;
         }
         taken.all += 1;

@@ -28,7 +28,7 @@ impl Hook {
         Self::sized(scheme, key, 100).await
     }
 
-    async fn sized(scheme: SignatureScheme, key: &str, most_bytes: usize) -> Self {
+    async fn sized(scheme: SignatureScheme, key: &str, max_bytes: usize) -> Self {
         // Fails if another test installed a provider first, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut file = NamedTempFile::new().unwrap();
@@ -39,7 +39,7 @@ impl Hook {
                 id_header: None,
             },
             key_file: file.path().into(),
-            most_bytes,
+            max_bytes,
             // One peer has ten of these.
             connections: 40,
         };
@@ -351,13 +351,13 @@ async fn slow_sender(address: &str, bytes: usize) -> tokio::net::TcpStream {
 
 #[tokio::test]
 async fn a_peer_without_the_key_does_not_exhaust_the_memory_for_all_bodies() {
-    let most = BODIES_BYTES / PEERS;
-    let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, most).await;
+    let max = BODIES_BYTES / PEERS;
+    let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, max).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let mut slow = Vec::new();
     let mut told = 0;
     for _ in 0..PEERS {
-        let mut stream = slow_sender(&address, most).await;
+        let mut stream = slow_sender(&address, max).await;
         told += usize::from(has_room(&mut stream).await);
         slow.push(stream);
     }

@@ -13,7 +13,7 @@ use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{EngineGateAnswer, OpenGate};
 use crate::toolbox_protocol::file_report::{FileFinding, FileReport};
 
-/// The most that a run under policy Retry is sent.
+/// Maximum number of times that a run under policy Retry is sent.
 const MAX_TRIES: usize = 3;
 
 /// How a person answers gates.
@@ -73,7 +73,7 @@ impl Servers {
         let approved = self.approvals(&id, now);
         let times = self.effects.entry(id).or_default();
         *times += 1;
-        let most = match &*run.name {
+        let max = match &*run.name {
             "files__read" | IDEMPOTENT | SHELL | LIST => usize::MAX,
             // A restart sends what was under way again.
             RETRIES => MAX_TRIES + lives,
@@ -82,8 +82,8 @@ impl Servers {
             _ => 1,
         };
         assert!(
-            *times <= most,
-            "{} of {} ran {times} times; allowed: {most}",
+            *times <= max,
+            "{} of {} ran {times} times; allowed: {max}",
             run.id,
             run.name
         );

@@ -1,4 +1,4 @@
-//! Allocation: the room in total and per Agent, who goes first, and when there will be room.
+//! Allocation: what is available in total and per Agent, who goes first, and when more will be available.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -71,7 +71,7 @@ impl LargeGrant {
 
 /// Everything that determines who has room, and when: while it is unchanged, the same [`GrantRequest`]s are refused.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AccountRoom {
+pub struct AccountAvailability {
     limits: LimitAmounts,
     per_agent: LimitAmounts,
     used: Amount,
@@ -137,20 +137,20 @@ impl Account {
             return Err(self.refuse(who, ask, &need, kind));
         }
         if !need.full.is_zero() {
-            let room = self.room_for(who);
+            let available = self.room_for(who);
             let crowded = need.current.is_none() && self.leases.are_full();
-            if let Some(kind) = room.exceeded_by(&need.least) {
+            if let Some(kind) = available.exceeded_by(&need.least) {
                 return Err(self.refuse(who, ask, &need, kind));
             }
             if crowded {
-                return Err(Self::refuse_for_now(&room));
+                return Err(Self::refuse_for_now(&available));
             }
             // With room for the full amount, grant it and a prefetch; otherwise what is left, which is at least
             // `least`. The gateway then lowers the output limit of the call.
-            let grant = if room.exceeded_by(&need.full).is_none() {
-                saturating_sum(&need.full, &self.extra(&room, &need.full, &ask.full))
+            let grant = if available.exceeded_by(&need.full).is_none() {
+                saturating_sum(&need.full, &self.extra(&available, &need.full, &ask.full))
             } else {
-                need.full.min(&need.least.max(&clipped(&room, &need.full)))
+                need.full.min(&need.least.max(&clipped(&available, &need.full)))
             };
             self.note_large_turn(who, &need);
             self.grant(who, &need, &grant);
@@ -266,7 +266,7 @@ impl Account {
 
     fn refuse(&mut self, who: &LeaseHolder, ask: &GrantRequest, need: &GrantNeed, kind: AmountKind) -> GrantRefusal {
         let own = self.terms.per_agent;
-        let room = self.room_for(who);
+        let available = self.room_for(who);
         // A limit of 0 allows no call, not even one that costs nothing of that kind.
         let never = |limits: &LimitAmounts| limits.zero_kind().or_else(|| limits.exceeded_by(&ask.least));
         let beyond = never(&self.limits()).map(|kind| (kind, false));
@@ -274,7 +274,7 @@ impl Account {
             self.waiting.retain(|waiter| waiter.record != who.record);
             return GrantRefusal {
                 kind,
-                left: room.get(kind).unwrap_or(0),
+                left: available.get(kind).unwrap_or(0),
                 per_agent,
                 never: true,
                 resets_at: None,
@@ -293,7 +293,7 @@ impl Account {
         let kind = own_lacks.unwrap_or(kind);
         GrantRefusal {
             kind,
-            left: room.get(kind).unwrap_or(0),
+            left: available.get(kind).unwrap_or(0),
             per_agent: own_lacks.is_some(),
             never: false,
             resets_at: self.resets_at(who, ask),
@@ -302,11 +302,11 @@ impl Account {
     }
 
     /// Refusal although there is room, because there are too many leases.
-    fn refuse_for_now(room: &LimitAmounts) -> GrantRefusal {
-        let kind = room.kinds().next().unwrap_or(AmountKind::Calls);
+    fn refuse_for_now(available: &LimitAmounts) -> GrantRefusal {
+        let kind = available.kinds().next().unwrap_or(AmountKind::Calls);
         GrantRefusal {
             kind,
-            left: room.get(kind).unwrap_or(0),
+            left: available.get(kind).unwrap_or(0),
             per_agent: false,
             never: false,
             resets_at: None,
@@ -335,9 +335,9 @@ impl Account {
 
     /// Everything that determines who has room.
     #[must_use]
-    pub fn room(&self) -> AccountRoom {
+    pub fn availability(&self) -> AccountAvailability {
         let first = self.waiting.iter().filter(|waiter| waiter.goes_first());
-        AccountRoom {
+        AccountAvailability {
             limits: self.limits(),
             per_agent: self.per_agent(),
             used: self.used(),
@@ -417,15 +417,16 @@ impl Account {
                 _ => (need.least, Amount::ZERO),
             };
             // `used` is a step function ordered by time: the last step at or before `at` applies.
-            let room = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
+            let available = |limits: &LimitAmounts, used: &[(Timestamp, Amount)], held: &Amount| {
                 let used = used[used.partition_point(|(from, _)| from <= at).max(1) - 1].1;
                 limits
                     .left_after(&saturating_sum(&used, &held.saturating_sub(&back)))
                     .exceeded_by(&needed)
                     .is_none()
             };
-            self.limits_with(&Amount::ZERO, *at)
-                .is_some_and(|limits| room(&limits, &all, &held.0) && room(&self.terms.per_agent, &own, &held.1))
+            self.limits_with(&Amount::ZERO, *at).is_some_and(|limits| {
+                available(&limits, &all, &held.0) && available(&self.terms.per_agent, &own, &held.1)
+            })
         };
         let mut moments: Vec<Timestamp> = all.iter().chain(&own).map(|(from, _)| *from).collect();
         moments.push(self.time);
@@ -436,22 +437,26 @@ impl Account {
 
     /// What a gateway gets beyond its next call, so that it need not request each call separately; less room, less
     /// extra.
-    fn extra(&self, room: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
-        let beyond = room.left_after(full);
+    fn extra(&self, available: &LimitAmounts, full: &Amount, call: &Amount) -> Amount {
+        let beyond = available.left_after(full);
         let more = Amount::from_fn(|kind| call.get(kind).saturating_mul(PREFETCH_CALLS - 1));
         more.min(&self.spare(&beyond))
     }
 
     /// What may be granted beyond waiting calls: an equal share per lease of a quarter of the room.
-    fn spare(&self, room: &LimitAmounts) -> Amount {
+    fn spare(&self, available: &LimitAmounts) -> Amount {
         if self.waiting.iter().any(WaitingGateway::goes_first) {
             return Amount::ZERO;
         }
         let holders = i64::try_from(self.leases.len()).unwrap_or(i64::MAX).max(1);
-        Amount::from_fn(|kind| room.get(kind).unwrap_or(0) / holders.saturating_mul(4))
+        Amount::from_fn(|kind| available.get(kind).unwrap_or(0) / holders.saturating_mul(4))
     }
 }
 
-fn clipped(room: &LimitAmounts, wanted: &Amount) -> Amount {
-    Amount::from_fn(|kind| room.get(kind).map_or(0, |room| room.min(wanted.get(kind))))
+fn clipped(available: &LimitAmounts, wanted: &Amount) -> Amount {
+    Amount::from_fn(|kind| {
+        available
+            .get(kind)
+            .map_or(0, |available| available.min(wanted.get(kind)))
+    })
 }

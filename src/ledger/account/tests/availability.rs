@@ -490,7 +490,7 @@ fn more_gateways_than_a_record_may_name_wait() {
 #[test]
 fn the_longest_record_is_far_below_the_size_limit_of_the_api_server() {
     let huge = |number: i64| Amount::from_fn(|_| number);
-    let most = 1_000_000_000_000;
+    let max = 1_000_000_000_000;
     let everything = LimitAmounts::from_fn(|_| Some(i64::MAX / 2));
     let mut account = new(LedgerTerms {
         per_agent: everything,
@@ -503,8 +503,8 @@ fn the_longest_record_is_far_below_the_size_limit_of_the_api_server() {
         epoch: 1_000_000,
     };
     let ask = GrantRequest {
-        least: huge(most),
-        full: huge(most),
+        least: huge(max),
+        full: huge(max),
         ..for_a_call(0)
     };
     let length = |account: &Account| {
@@ -526,7 +526,7 @@ fn the_longest_record_is_far_below_the_size_limit_of_the_api_server() {
         for number in 0..made {
             let spent = says(i64::try_from(number).unwrap() + 1, 0, 0, false);
             let spent = LeaseStatement {
-                spent: huge(most / 100 * (piece + 1)),
+                spent: huge(max / 100 * (piece + 1)),
                 ..spent
             };
             account.apply_statement(&long(number), &spent, at(piece * 600));

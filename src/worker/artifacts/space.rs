@@ -4,13 +4,13 @@ use std::time::SystemTime;
 
 use super::name::ArtifactName;
 
-/// Most bytes of one artifact: no result of a tool has more on the wire.
+/// Maximum number of bytes of one artifact: no result of a tool has more on the wire.
 pub const MAX_ARTIFACT_BYTES: usize = 4 * 1024 * 1024;
-/// Most bytes of all artifacts: 16 of the largest, and a sixteenth of the default volume.
+/// Maximum number of bytes of all artifacts: 16 of the largest, and a sixteenth of the default volume.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
-/// Most artifacts. The directory is listed for each new one.
+/// Maximum number of artifacts. The directory is listed for each new one.
 const MAX_FILES: usize = 512;
-/// The most of a small volume that artifacts may take, as a divisor of its size: the journal needs the rest.
+/// Maximum share of a small volume that artifacts may take, as a divisor of its size: the journal needs the rest.
 const SHARE: u64 = 8;
 /// Bytes that stay free on the volume, and as a divisor of its size on a small one: a full volume ends the loop.
 const RESERVE: (u64, u64) = (64 * 1024 * 1024, 16);
@@ -42,26 +42,26 @@ pub(super) struct StoredFile {
 
 /// Bytes of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct VolumeRoom {
+pub(super) struct VolumeSpace {
     pub(super) size: u64,
     pub(super) free: u64,
 }
 
 /// How many of the oldest files must leave so that one of `new` bytes fits; 0 bytes: so that the bounds hold. `None`: it
 /// does not fit even without them.
-pub(super) fn surplus(files: &[StoredFile], new: u64, room: VolumeRoom, limits: StoreLimits) -> Option<usize> {
-    let most_bytes = limits.bytes.min(room.size / SHARE);
-    let reserve = RESERVE.0.min(room.size / RESERVE.1);
-    let most_files = if new == 0 {
+pub(super) fn surplus(files: &[StoredFile], new: u64, volume: VolumeSpace, limits: StoreLimits) -> Option<usize> {
+    let max_bytes = limits.bytes.min(volume.size / SHARE);
+    let reserve = RESERVE.0.min(volume.size / RESERVE.1);
+    let max_files = if new == 0 {
         limits.files
     } else {
         limits.files.saturating_sub(1)
     };
     let mut bytes: u64 = files.iter().map(|file| file.bytes).sum();
-    let mut free = room.free;
+    let mut free = volume.free;
     for removed in 0..=files.len() {
-        let fits = files.len() - removed <= most_files
-            && bytes.saturating_add(new) <= most_bytes
+        let fits = files.len() - removed <= max_files
+            && bytes.saturating_add(new) <= max_bytes
             && free >= new.saturating_add(reserve);
         if fits {
             return Some(removed);
@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    const ROOM: VolumeRoom = VolumeRoom {
+    const ROOM: VolumeSpace = VolumeSpace {
         size: 1 << 30,
         free: 1 << 29,
     };
@@ -122,13 +122,13 @@ mod tests {
     #[test]
     fn a_small_volume_keeps_seven_eighths_of_its_size_and_a_sixteenth_stays_free() {
         let limits = StoreLimits::default();
-        let small = VolumeRoom {
+        let small = VolumeSpace {
             size: 16 << 20,
             free: 8 << 20,
         };
         assert_eq!(surplus(&[], 2 << 20, small, limits), Some(0));
         assert_eq!(surplus(&[], (2 << 20) + 1, small, limits), None);
-        let nearly_full = |free: u64| VolumeRoom {
+        let nearly_full = |free: u64| VolumeSpace {
             free: (1 << 20) + free,
             ..small
         };
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(surplus(&old, 50, nearly_full(49), limits), Some(1));
         assert_eq!(surplus(&old, 251, nearly_full(50), limits), None);
         // A large volume is not kept empty: 64 MiB are enough.
-        let large = VolumeRoom {
+        let large = VolumeSpace {
             size: 1 << 40,
             free: (64 << 20) + 50,
         };
