@@ -91,7 +91,7 @@ simulate() {
   # Other seeds than those of every test run, and others each time.
   tests "Simulations of the ledger and of Sensors" env AGENTLOOP_SIM_SCHEDULES="${SCHEDULES:-2000000}" \
     AGENTLOOP_SENSOR_SCHEDULES="${SENSOR_SCHEDULES:-100000}" \
-    AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --test it -- ledger::no_schedule sensing::no_schedule
+    AGENTLOOP_SIM_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --test it -- ledger::no_schedule sensor_delivery::no_schedule
   tests "Simulation of the modes" env AGENTLOOP_MODE_SCHEDULES="${MODE_SCHEDULES:-20000}" \
     AGENTLOOP_MODE_FIRST=$((1000000 * (1 + RANDOM))) cargo test --locked --profile simulation --lib -- modes::no_schedule
   tests "Nearly right answers, directives and journals" env AGENTLOOP_FUZZ_ROUNDS="${ROUNDS:-200000}" \

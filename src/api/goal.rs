@@ -10,7 +10,9 @@ use serde_json::Value;
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::bounds::{DNS_LABEL, free_object};
-use super::file_report::MAX_FILES;
+
+/// Maximum number of artifacts of a goal.
+pub const MAX_ARTIFACTS: usize = 32;
 
 /// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub struct GoalSpec {
     /// that did not fail, after the commands of criteria. The share of those that exist is the progress if no tests are
     /// reported. Needs `Files` in `spec.tools.builtin`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_FILES), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
+    #[schemars(length(max = MAX_ARTIFACTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
     pub artifacts: Vec<GoalArtifact>,
     /// Constraints on the way to the goal, by name, at most 16 of at most 1,024 characters. Shown to the model and to the
     /// confidence check; nothing enforces them.
@@ -230,7 +232,7 @@ pub struct GoalStatus {
     pub criteria: Vec<CriterionStatus>,
     /// The artifacts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = MAX_FILES), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
+    #[schemars(length(max = MAX_ARTIFACTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
     pub artifacts: Vec<ArtifactStatus>,
     /// Confidence at the last confidence check, in percent. Absent: there was none, or its answer could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -25,7 +25,7 @@ impl Default for MemorySpec {
 impl MemorySpec {
     /// [`Self::max_bytes`] as a length.
     #[must_use]
-    pub fn most_bytes(&self) -> usize {
+    pub fn max_bytes(&self) -> usize {
         usize::try_from(self.max_bytes).unwrap_or(usize::MAX)
     }
 }

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_a_user_ends_and_each_cool_down_end_on_resume() {
+    fn pauses_that_only_a_user_ends_and_cool_downs_end_on_resume() {
         for reason in PauseReason::iter() {
             let facts = reason.facts();
             if matches!(facts.end, PauseEnd::User | PauseEnd::Cooldown) {

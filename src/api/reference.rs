@@ -102,10 +102,10 @@ fn type_of(field: &JSONSchemaProps, required: bool) -> String {
         (Some(minimum), None) => words.push(format!("at least {minimum}")),
         (None, _) => {}
     }
-    let most = field.max_length.map(|most| (most, "characters"));
-    let most = most.or(field.max_items.map(|most| (most, "entries")));
-    if let Some((most, what)) = most.or(field.max_properties.map(|most| (most, "entries"))) {
-        words.push(format!("at most {most} {what}"));
+    let max = field.max_length.map(|max| (max, "characters"));
+    let max = max.or(field.max_items.map(|max| (max, "entries")));
+    if let Some((max, what)) = max.or(field.max_properties.map(|max| (max, "entries"))) {
+        words.push(format!("at most {max} {what}"));
     }
     match &field.default {
         _ if required => words.push("**required**".into()),

@@ -69,7 +69,7 @@ pub struct AgentStatus {
     pub ledger: Option<AgentLedger>,
 }
 
-/// Most gates of one Agent that are open at a time.
+/// Maximum number of gates of one Agent that are open at a time.
 pub const MAX_GATES: usize = 20;
 
 /// A request for an approval. Approve it with the annotations `agentloop.dev/approve: <id>:<argumentsHash>` and

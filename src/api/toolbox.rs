@@ -14,12 +14,6 @@ pub const TOOLBOX: &str = "toolbox";
 pub const SHELL_TOOL: &str = "shell";
 /// Path of the MCP endpoint of a container, unless its spec says otherwise.
 pub const DEFAULT_MCP_PATH: &str = "/mcp";
-/// Key in `_meta` of a result of the toolbox: bytes that the call wrote to a disk.
-pub const DISK_WRITE_BYTES_META: &str = "agentloop.dev/disk-write-bytes";
-/// Key in `_meta` of a result of the toolbox: bytes that the call sent over the network.
-pub const BANDWIDTH_BYTES_META: &str = "agentloop.dev/bandwidth-bytes";
-/// Names of files that the toolbox has not finished begin with this. Readers of the workspace ignore them.
-pub const UNFINISHED_FILE_PREFIX: &str = ".agentloop-";
 /// A host, `*.` and a domain, or `*`; with an optional port.
 const ALLOWED_HOST: &str = r"^(\*|(\*\.)?[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
 /// Name of an environment variable.

@@ -250,9 +250,9 @@ pub use raise;
 pub fn of_tool<'a>(tools: &'a mut Vec<ToolUsage>, name: &str) -> &'a mut ToolUsage {
     let named = |tools: &[ToolUsage], name: &str| tools.iter().position(|known| known.tool == name);
     let others = usize::from(named(tools, OTHER_TOOLS).is_some());
-    let room = tools.len() - others < MAX_TOOLS - 1;
+    let has_capacity = tools.len() - others < MAX_TOOLS - 1;
     let name = match named(tools, name) {
-        None if !room => OTHER_TOOLS,
+        None if !has_capacity => OTHER_TOOLS,
         _ => name,
     };
     let place = named(tools, name).unwrap_or_else(|| {

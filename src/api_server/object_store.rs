@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_applied_is_created_and_its_fields_have_a_manager() {
+    fn an_apply_creates_the_object_and_records_the_manager_of_its_fields() {
         let store = memory();
         let applied = ObjectPatch::Apply(json!({"spec": {"x": 1}}));
         let request = PatchRequest {
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_replace_one_version_the_second_is_refused() {
+    fn the_second_replace_of_the_same_version_is_refused() {
         let store = memory();
         let key = ObjectKey::new(SECRETS, "default", "s");
         let read = store.create(key.clone(), json!({"data": {}})).unwrap();

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_reported() {
+    fn a_patch_that_cannot_be_applied_is_reported() {
         for (operation, says) in [
             (json!({"op": "test", "path": "/a", "value": 2}), "the test of /a"),
             (json!({"op": "remove", "path": "/b"}), "/b does not exist"),

@@ -10,7 +10,7 @@ use crate::link::pod::{
     CONFIG_ENV, LINK_CA_FILE, LINK_TOKEN_FILE, OUTBOX_DIR, SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR,
     SENSOR_HEALTH_SOCKET, SENSOR_KEY_FILE, SensorPodConfig, WEBHOOK_PORT,
 };
-use crate::sensor::{self, SensorPodOptions};
+use crate::sensor_pod::{self, SensorPodOptions};
 use crate::telemetry::log_export::ProcessLog;
 
 /// Flags of `agentloop sensor`.
@@ -65,6 +65,6 @@ impl SensorArgs {
             link_ca_file: self.link_ca_file,
             log,
         };
-        pod::run(async move |end| Ok(Box::pin(sensor::run(options, end.cancelled_owned())).await?))
+        pod::run(async move |end| Ok(Box::pin(sensor_pod::run(options, end.cancelled_owned())).await?))
     }
 }

@@ -21,13 +21,13 @@ use crate::link::events::{
 };
 use crate::link::text_fragments::TextFragment;
 
-/// Most concurrent subscriptions to one Agent.
+/// Maximum number of concurrent subscriptions to one Agent.
 pub const READINGS_OF_ONE: usize = 8;
-/// Most concurrent subscriptions in total. If all are taken, the namespace that has the most gives way.
+/// Maximum number of concurrent subscriptions in total. If all are taken, the namespace that has the most gives way.
 pub const READINGS_OF_ALL: usize = 256;
 /// Capacity of the buffer, in pages.
 const ROOM: usize = 2;
-/// Most fragments of text that wait for a reader.
+/// Maximum number of fragments of text that wait for a reader.
 const ROOM_FOR_TEXT: usize = 16;
 /// How long the pod may take to send the first page.
 const FIRST_PAGE: Duration = Duration::from_secs(10);

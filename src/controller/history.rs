@@ -23,7 +23,7 @@ use crate::telemetry::metrics::Metrics;
 
 /// How often old rows are deleted.
 pub const DELETE_EVERY: Duration = Duration::from_hours(1);
-/// Most executions, and most rows of the audit, in one deletion.
+/// Maximum number of executions, and of rows of the audit, in one deletion.
 const PORTION: u32 = 1_000;
 /// Values of the label `result` of the metric of batches.
 const RESULTS: [&str; 5] = ["stored", "repeated", "restarted", "unavailable", "refused"];
@@ -96,11 +96,11 @@ impl HistoryReceiver {
         now: Timestamp,
     ) -> Result<HistoryAck, PodRefusal> {
         // With each changed step comes its execution.
-        let most = 2 * MAX_HISTORY_ROWS;
-        if batch.rows() > most || !(0..=MAX_CHANGE_NUMBER).contains(&batch.last) {
+        let max = 2 * MAX_HISTORY_ROWS;
+        if batch.rows() > max || !(0..=MAX_CHANGE_NUMBER).contains(&batch.last) {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,
-                message: format!("a batch has at most {most} rows, and numbers up to {MAX_CHANGE_NUMBER}"),
+                message: format!("a batch has at most {max} rows, and numbers up to {MAX_CHANGE_NUMBER}"),
             });
         }
         let has_steps = |row: &ExecutionRow| (0..=MAX_EXECUTION_STEPS).contains(&row.total_steps);

@@ -24,8 +24,8 @@ use crate::link::sensor_messages::SensorTerms;
 use crate::link::text_fragments::TextFragment;
 use crate::telemetry::namespace_totals::NamespaceTotals;
 
-/// Most lost leases of one pod that are counted. A volume is reset while no pod uses it, and an Agent holds few leases; but the
-/// number is what a gateway says, and the sum is that of all tenants.
+/// Maximum number of lost leases of one pod that are counted. A volume is reset while no pod uses it, and an Agent
+/// holds few leases; but the number is what a gateway says, and the sum is that of all tenants.
 pub const MAX_LOST_LEASES: u64 = 64;
 
 /// The pod that may act for an Agent.
@@ -275,7 +275,7 @@ impl PodSessions {
         }
     }
 
-    /// Whether the last report of the pod that has the session says that the loop has ended for want of tasks.
+    /// Whether the last report of the pod that has the session says that the loop has ended for lack of tasks.
     #[must_use]
     pub fn reports_scaled_to_zero(&self, agent: &NamespacedName) -> bool {
         let table = self.lock();
@@ -489,7 +489,7 @@ impl PodSessionTable {
             return true;
         }
         let own = namespaces.get(namespace).map_or(0, |(count, _)| *count);
-        let Some((_, Reverse(id))) = namespaces.into_values().max().filter(|(most, _)| *most > own + 1) else {
+        let Some((_, Reverse(id))) = namespaces.into_values().max().filter(|(count, _)| *count > own + 1) else {
             return false;
         };
         let holds = |session: &&mut PodSession| session.readings.oldest() == Some(id);
@@ -504,8 +504,8 @@ impl PodSessionTable {
 impl PodSession {
     /// How much of what the pod reports to have lost is counted.
     fn count_losses(&mut self, lost: i64) -> u64 {
-        let room = MAX_LOST_LEASES.saturating_sub(self.counted_losses);
-        let counted = u64::try_from(lost).unwrap_or(0).min(room);
+        let remaining = MAX_LOST_LEASES.saturating_sub(self.counted_losses);
+        let counted = u64::try_from(lost).unwrap_or(0).min(remaining);
         self.counted_losses += counted;
         counted
     }

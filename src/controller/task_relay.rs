@@ -391,9 +391,8 @@ mod tests {
             assert_eq!(refusal.code, ClientRefusalCode::Unavailable);
             assert!(refusal.message.contains(why), "{}", refusal.message);
         };
-        let fill = |agent: &NamespacedName, most: usize| -> Vec<_> {
-            (0..most).map(|_| relay.admit(agent).unwrap()).collect()
-        };
+        let fill =
+            |agent: &NamespacedName, max: usize| -> Vec<_> { (0..max).map(|_| relay.admit(agent).unwrap()).collect() };
         let mut of_one = fill(&agent("one"), MAX_WAITING);
         refused(&agent("one"), "this Agent");
         of_one.pop();

@@ -23,7 +23,7 @@ pub struct AnswerSchema {
 }
 
 impl AnswerSchema {
-    /// The most bytes of a schema that is sent. Each call pays for it, and servers compile it.
+    /// Maximum number of bytes of a schema that is sent. Each call pays for it, and servers compile it.
     pub const MAX_BYTES: usize = 32 * 1024;
 
     /// Creates the schema of an answer. `None`: it cannot be sent, because it is too large or its root is not an object.
@@ -363,7 +363,7 @@ mod tests {
             object(&fields.chain([("a".to_owned(), values)]).collect())
         };
         let long_name = |count: usize| object(&json!({"x".repeat(count): {"type": "null"}}));
-        for (build, most) in [
+        for (build, max) in [
             (&many as &dyn Fn(usize) -> Value, SchemaUse::MAX_PROPERTIES),
             (&deep, SchemaUse::MAX_DEPTH),
             (&unions, SchemaUse::MAX_UNIONS),
@@ -374,9 +374,9 @@ mod tests {
             (&long_name, 64),
         ] {
             assert_eq!(
-                [is_exact(&build(most)), is_exact(&build(most + 1))],
+                [is_exact(&build(max)), is_exact(&build(max + 1))],
                 [true, false],
-                "{most}"
+                "{max}"
             );
         }
     }

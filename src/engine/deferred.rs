@@ -29,9 +29,9 @@ use super::untrusted::server_source;
 use super::{OutcomeKind, RecordKind, time_math};
 use agentloop_api::status::GateKind;
 
-/// Most deferred calls. With more, the loop waits.
+/// Maximum number of deferred calls. With more, the loop waits.
 pub const MAX_DEFERRED: usize = 8;
-/// Most bytes of the arguments of all deferred calls, since they are written with each step of the loop.
+/// Maximum number of bytes of the arguments of all deferred calls, since they are written with each step of the loop.
 pub const MAX_DEFERRED_BYTES: usize = 64 * 1024;
 
 /// Maximum bytes of a result in the notification. A longer one is stored as an artifact.
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// A pause for another answer does not hold a deferred run: it was approved by itself, and the loop may be waiting for the
+    /// A pause for another answer does not hold a deferred run: it was approved separately, and the loop may be waiting for the
     /// room that it has.
     fn may_send_deferred(&self, now: Timestamp) -> bool {
         let free = self.state.reasons.are_free_apart_from(&GATE_REASONS, now);

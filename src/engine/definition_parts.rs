@@ -12,11 +12,11 @@ use serde_json::{Map, Value, json};
 
 use agentloop_support::hash::sha256_hex;
 
-/// Most parameters of a tool with a hash of their own; the rest belongs to the schema.
+/// Maximum number of parameters of a tool with a hash of their own; the rest belongs to the schema.
 const MAX_PARAMETERS: usize = 32;
-/// Most characters of the name of a parameter.
+/// Maximum number of characters of the name of a parameter.
 const MAX_NAME: usize = 40;
-/// Most parameters that are named of one tool.
+/// Maximum number of parameters that are named of one tool.
 const MAX_NAMED: usize = 8;
 
 /// Hashes of the parts of a definition.

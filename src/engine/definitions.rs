@@ -26,13 +26,15 @@ use crate::tools::offer::ToolList;
 use agentloop_api::status::{GateKind, MAX_GATES};
 use agentloop_support::hash::sha256_hex;
 
-/// Most pins of a server. Beyond it, those of tools that it no longer lists are dropped, which makes these tools new.
+/// Maximum number of pins of a server. Beyond it, those of tools that it no longer lists are dropped, which makes these
+/// tools new.
 const MAX_PINS: usize = 256;
-/// Most servers with pins. Beyond it, those without listed tools are dropped: the spec no longer names them.
+/// Maximum number of servers with pins. Beyond it, those without listed tools are dropped: the spec no longer names them.
 const MAX_SERVERS: usize = 32;
-/// Most parameters of a server's tools of which hashes are kept. Beyond it, a change of a tool is named without its parts.
+/// Maximum number of parameters of a server's tools of which hashes are kept. Beyond it, a change of a tool is named
+/// without its parts.
 const MAX_PARAMETERS: usize = 512;
-/// Most tools that a record names of each kind.
+/// Maximum number of tools that a record names of each kind.
 const MAX_NAMES: usize = 10;
 
 /// Hashes of definitions by the names of their tools.

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_led_to_cool_downs_in_an_early_journal_is_in_one_map() {
+    fn the_streaks_of_an_early_journal_are_merged_into_one_map() {
         let stored = json!({
             "reasons": {"ModelRefused": {"until": null, "message": ""}},
             "counters": {"errors": 4, "error_cooldowns": 2, "refusals": 3, "crash_cooldowns": 1, "turns": 9},

@@ -33,7 +33,7 @@ pub enum GateCause {
     LowConfidence,
     /// In mode `Goal`, the loop repeats itself.
     LoopDetected,
-    /// In mode `Goal`, calls of one tool were denied again and again.
+    /// In mode `Goal`, calls of one tool were denied repeatedly.
     CallsDenied,
 }
 

@@ -204,8 +204,8 @@ impl Engine {
     /// Estimated tokens of the largest possible call with this question.
     pub(super) fn largest_question(&self, purpose: CallPurpose, question: &[String; 2]) -> u64 {
         let light = self.settings.light_output_tokens.filter(|_| purpose.uses_light_model());
-        let most = light.unwrap_or(self.settings.max_output_tokens).into();
-        prompt_size::message_size(&json!(question).to_string()).saturating_add(most)
+        let max = light.unwrap_or(self.settings.max_output_tokens).into();
+        prompt_size::message_size(&json!(question).to_string()).saturating_add(max)
     }
 
     pub(super) fn handle_mode_answer(

@@ -20,19 +20,19 @@ use super::settings::EngineSettings;
 use agentloop_support::bounded::push_latest;
 use agentloop_support::hash::sha256_u64;
 
-/// Most [`WaitingNotification`]s.
+/// Maximum number of [`WaitingNotification`]s.
 pub const MAX_WAITING: usize = 256;
-/// Most bytes of all [`WaitingNotification`]s: they are written with each step of the loop.
+/// Maximum number of bytes of all [`WaitingNotification`]s: they are written with each step of the loop.
 pub const MAX_BYTES: usize = 128 * 1024;
-/// Most bytes of one text; longer ones are truncated.
+/// Maximum number of bytes of one text; longer ones are truncated.
 pub const MAX_TEXT_BYTES: usize = 2 * 1024;
-/// Most bytes of the name of a source.
+/// Maximum number of bytes of the name of a source.
 const MAX_SOURCE_BYTES: usize = 256;
-/// Most that one turn shows.
+/// Maximum number that one turn shows.
 pub const MAX_SHOWN: usize = 20;
-/// Most bytes of one text in the transcript, after the turn that showed all of it.
+/// Maximum number of bytes of one text in the transcript, after the turn that showed all of it.
 const MAX_KEPT_BYTES: usize = 512;
-/// Most bytes that one turn shows.
+/// Maximum number of bytes that one turn shows.
 const MAX_SHOWN_BYTES: usize = 16 * 1024;
 /// Ids that are remembered after their notification has left, so that a redelivery has no effect.
 pub const MAX_REMEMBERED: usize = 1024;
@@ -294,7 +294,7 @@ impl NotificationInbox {
     }
 
     /// Selects what the next attempt of a turn shows: what the turn has shown so far, and more while there is room.
-    pub(super) fn choose(&self, shown: &mut ShownNotifications, room: usize) {
+    pub(super) fn choose(&self, shown: &mut ShownNotifications, max_bytes: usize) {
         let sent = &mut shown.sent;
         let of_turn = |waiting: &&WaitingNotification| sent.keys.contains(&waiting.key);
         let mut bytes: usize = self
@@ -309,7 +309,7 @@ impl NotificationInbox {
             }
             bytes = bytes.saturating_add(waiting.shown_bytes());
             let first = sent.keys.is_empty();
-            if sent.keys.len() >= MAX_SHOWN || (bytes > room && !first) {
+            if sent.keys.len() >= MAX_SHOWN || (bytes > max_bytes && !first) {
                 break;
             }
             sent.keys.push(waiting.key);
@@ -327,10 +327,10 @@ impl NotificationInbox {
     }
 
     /// The notifications of a turn as the model reads them. `None`: nothing to show.
-    pub(super) fn block(&self, shown: &ShownNotifications, room: usize, now: Timestamp) -> Option<String> {
+    pub(super) fn block(&self, shown: &ShownNotifications, max_bytes: usize, now: Timestamp) -> Option<String> {
         let of_turn = |waiting: &&WaitingNotification| shown.sent.keys.contains(&waiting.key);
         let lines = self.waiting.iter().filter(of_turn);
-        let mut lines: Vec<String> = lines.map(|waiting| waiting.line(room, now)).collect();
+        let mut lines: Vec<String> = lines.map(|waiting| waiting.line(max_bytes, now)).collect();
         let rest = self.waiting.len() - lines.len();
         if rest > 0 && !lines.is_empty() {
             lines.push(format!("({rest} more wait for the next turns.)"));
@@ -357,11 +357,11 @@ impl WaitingNotification {
     }
 
     /// Source and text are JSON, so that neither can imitate a line.
-    fn line(&self, room: usize, now: Timestamp) -> String {
+    fn line(&self, max_bytes: usize, now: Timestamp) -> String {
         let age = now.duration_since(self.at).max(SignedDuration::ZERO);
         let (source, text) = (
             json!(without_marks(&self.source)),
-            json!(without_marks(&truncate(&self.text, room))),
+            json!(without_marks(&truncate(&self.text, max_bytes))),
         );
         format!("- {}, from {source}, {} ago: {text}", self.priority, format_age(age))
     }
@@ -376,7 +376,7 @@ fn key(id: &str) -> u64 {
 /// reserved for the answer is no room for them: with 5,600 tokens, of which 4,096 are the answer's, a quarter of the
 /// window would be nearly all that a prompt may have.
 #[must_use]
-pub fn room(settings: &EngineSettings) -> usize {
+pub fn max_bytes(settings: &EngineSettings) -> usize {
     let prompt = usize::try_from(prompt_size::prompt_limit(settings)).unwrap_or(usize::MAX);
     MAX_SHOWN_BYTES.min(prompt / 4)
 }

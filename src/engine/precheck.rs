@@ -86,8 +86,8 @@ impl Engine {
     /// Estimated tokens of the largest possible call with this question.
     pub(super) fn largest_pre_check(&self, question: &[String; 2]) -> u64 {
         let settings = self.settings.pre_check.as_ref();
-        let most = settings.map_or(0, |check| check.max_output_tokens);
-        prompt_size::message_size(&json!(question).to_string()).saturating_add(most.into())
+        let max = settings.map_or(0, |check| check.max_output_tokens);
+        prompt_size::message_size(&json!(question).to_string()).saturating_add(max.into())
     }
 
     /// The light model has answered.

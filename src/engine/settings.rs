@@ -41,7 +41,7 @@ pub struct TaskSettings {
     pub min_interval: Option<SignedDuration>,
     /// How long a loop without a task keeps its pod; `None`: forever.
     pub idle_pod: Option<SignedDuration>,
-    /// The most model calls.
+    /// Maximum number of model calls.
     pub max_iterations: u32,
     /// Tokens from which on no further call is made.
     pub max_tokens: u64,
@@ -108,7 +108,7 @@ pub struct EngineSettings {
     pub heartbeat: Option<HeartbeatSettings>,
     /// Turns without a sleep after which a sleep is forced.
     pub max_consecutive_turns: u32,
-    /// The most model calls in one turn.
+    /// Maximum number of model calls in one turn.
     pub max_calls_per_turn: u32,
     /// Failed tool runs in a row after which the loop pauses; `None`: no limit.
     pub max_consecutive_tool_failures: Option<u32>,
@@ -124,9 +124,9 @@ pub struct EngineSettings {
     pub context_tokens: u32,
     /// Output limit of one answer, in tokens.
     pub max_output_tokens: u32,
-    /// The most tokens of earlier turns that a turn begins with.
+    /// Maximum number of tokens of earlier turns that a turn begins with.
     pub history_tokens: u32,
-    /// The most tool runs with side effects in 60 s.
+    /// Maximum number of tool runs with side effects in 60 s.
     pub actions_per_minute: u32,
     /// `None`: turns after a sleep run without a pre-check.
     pub pre_check: Option<precheck::PreCheckSettings>,
@@ -138,9 +138,9 @@ pub struct EngineSettings {
     pub toolbox_image: Option<String>,
     /// Fields of the hot state.
     pub hot_state: Vec<FieldSchema>,
-    /// The most bytes of all notes of the tool `memory`; `None`: it is not offered.
+    /// Maximum number of bytes of all notes of the tool `memory`; `None`: it is not offered.
     pub memory_bytes: Option<usize>,
-    /// The most bytes of one tool result.
+    /// Maximum number of bytes of one tool result.
     pub max_result_bytes: usize,
     /// Which images the model is shown; `None`: none.
     pub image_input: Option<ImageInput>,
@@ -190,13 +190,13 @@ impl EngineSettings {
         let tokens = self
             .light_context_tokens
             .saturating_sub(self.light_output_tokens.unwrap_or_default());
-        let room = usize::try_from(u64::from(tokens) * 2).unwrap_or(usize::MAX);
+        let available = usize::try_from(u64::from(tokens) * 2).unwrap_or(usize::MAX);
         let schema = self.question_schema(purpose).map_or(0, |schema| schema.bytes());
-        let most = room.saturating_sub(words).saturating_sub(schema);
-        if data.len() <= most {
+        let max = available.saturating_sub(words).saturating_sub(schema);
+        if data.len() <= max {
             return data.to_owned();
         }
-        format!("{} [cut]", &data[..data.floor_char_boundary(most)])
+        format!("{} [cut]", &data[..data.floor_char_boundary(max)])
     }
 
     /// The toolbox with the image that it is from, for messages. Its binary is always that of agentloop; an image of its own is
@@ -273,7 +273,7 @@ impl TryFrom<&AgentSpec> for EngineSettings {
             light_context_tokens: spec.light_model.as_ref().map_or(0, |light| light.context_tokens),
             toolbox_image: spec.tools.toolbox.as_ref().and_then(|toolbox| toolbox.image.clone()),
             hot_state: spec.hot_state.fields.iter().map(FieldSchema::from).collect(),
-            memory_bytes: spec.memory.as_ref().map(MemorySpec::most_bytes),
+            memory_bytes: spec.memory.as_ref().map(MemorySpec::max_bytes),
             max_result_bytes: usize::try_from(spec.tools.max_result_bytes).unwrap_or(usize::MAX),
             image_input: spec.model.image_input,
             structured_output: spec.model.structured_output,

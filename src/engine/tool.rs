@@ -147,7 +147,7 @@ pub struct ToolRun {
     pub arguments: Map<String, Value>,
     /// The same for each repeat of this run, and for no other run of any Agent: 32 hexadecimal digits.
     pub idempotency_key: String,
-    /// The most bytes of its text that a prompt has room for: of a longer one the middle is left out. 0: the result is
+    /// Maximum number of bytes of its text that a prompt has room for: of a longer one the middle is left out. 0: the result is
     /// not for a prompt.
     pub max_result_bytes: usize,
 }

@@ -413,6 +413,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::egress::AddressPolicy;
     use crate::engine::CallPurpose;
     use crate::gateway::in_flight::AnswerItem;
     use crate::gateway::model_field::ModelField;
@@ -422,7 +423,6 @@ mod tests {
     use crate::link::messages::{BudgetTerms, Directives, LoopTotals};
     use crate::link::socket::WorkerSession;
     use crate::otlp::SpanSink;
-    use crate::sensing::address::AddressPolicy;
 
     /// The calls of a gateway with a script and no controller, so without limits.
     fn calls(directory: &TempDir) -> Arc<ModelCalls> {

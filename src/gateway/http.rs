@@ -9,8 +9,8 @@ use std::time::Duration;
 use reqwest::{Certificate, Client, ClientBuilder, Url};
 
 use crate::api::endpoint::ROOTS_KEY;
-use crate::sensing::address::{AddressPolicy, FilteringResolver};
-use crate::sensing::source::tls;
+use crate::egress::{AddressPolicy, FilteringResolver};
+use crate::sensor_pipeline::source::tls;
 use crate::support::text::{first_chars, root_cause};
 
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));

@@ -60,8 +60,8 @@ struct ImageUrl<'a> {
 #[derive(Deserialize)]
 struct PlainText<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Most bytes of a request that may be images.
-pub fn most_bytes(input: Option<ImageInput>) -> usize {
+/// Maximum number of bytes of a request that may be images.
+pub fn max_bytes(input: Option<ImageInput>) -> usize {
     input.map_or(0, |input| {
         let images = usize::try_from(input.max_images).unwrap_or(usize::MAX);
         images.saturating_mul(ImageInput::MAX_BYTES.div_ceil(3) * 4)
@@ -187,7 +187,7 @@ mod tests {
         RequestRules::new(&model(api, input), None).unwrap().apply(body)
     }
 
-    /// The most that the messages can be billed with, in tokens.
+    /// Maximum number of tokens that the messages can be billed with.
     fn bound(checked: &CheckedRequest) -> usize {
         let parts = checked.parts();
         let messages = parts.iter().filter(|part| part.is_message);

@@ -23,9 +23,9 @@ use super::redaction::SecretRedactor;
 use crate::api::server_tls::tool_server_ca;
 use crate::api::toolbox::DEFAULT_MCP_PATH;
 use crate::api::tools::{ServerEndpoint, ToolServer};
+use crate::egress::AddressPolicy;
 use crate::link::pod::TOOL_SOCKET_FILE;
 use crate::link::socket::{MCP_FAILURE_HEADER, NO_ANSWER, NOT_SENT};
-use crate::sensing::address::AddressPolicy;
 use crate::support::clock::ClockReading;
 
 /// Prefix of the protocol's headers, which pass in both directions.

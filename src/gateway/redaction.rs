@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_values_one_of_which_begins_the_other_the_longer_is_masked_whole() {
+    fn the_longer_of_two_values_with_the_same_beginning_is_masked_whole() {
         let masks = masks(&["12345678", "1234567890"]);
         assert_eq!(through(&masks, &[b"1234567", b"8", b"90."]), "[redacted].");
         assert_eq!(through(&masks, &[b"12345678", b"9."]), "[redacted]9.");

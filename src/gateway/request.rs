@@ -50,7 +50,7 @@ pub struct RequestRules {
     schema: &'static RequestSchema,
     model: String,
     max_output_tokens: u32,
-    /// Most bytes of a request that can fit into `spec.model.contextTokens`, beside its images.
+    /// Maximum number of bytes of a request that can fit into `spec.model.contextTokens`, beside its images.
     max_bytes: usize,
     /// Which images it may have; `None`: none.
     image_input: Option<ImageInput>,
@@ -86,7 +86,7 @@ pub enum RequestError {
     /// It cannot fit into the context.
     TooLong {
         bytes: usize,
-        most: usize,
+        max: usize,
     },
 }
 
@@ -118,8 +118,8 @@ impl RequestError {
             }
             Self::ServerTool => "the request has a tool that the server itself runs: its cost has no bound".to_owned(),
             Self::Malformed(field) => format!("the request field {field} has the wrong type"),
-            Self::TooLong { bytes, most } => format!(
-                "the request has {bytes} bytes, but at most {most} fit into {model}.contextTokens: raise it to the \
+            Self::TooLong { bytes, max } => format!(
+                "the request has {bytes} bytes, but at most {max} fit into {model}.contextTokens: raise it to the \
                  context length of the model, or lower spec.tools.maxResultBytes"
             ),
         }
@@ -212,7 +212,7 @@ impl CheckedRequest {
         self.image_input
     }
 
-    /// Most output tokens that the server may bill.
+    /// Maximum number of output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         self.max_output_tokens
     }
@@ -261,8 +261,8 @@ impl RequestRules {
 
     /// The request as it may be sent to the server.
     pub fn apply(&self, body: &[u8]) -> Result<CheckedRequest, RequestError> {
-        let most_images = images::most_bytes(self.image_input);
-        self.check_length(body.len().saturating_sub(most_images))?;
+        let max_image_bytes = images::max_bytes(self.image_input);
+        self.check_length(body.len().saturating_sub(max_image_bytes))?;
         let mut fields: RawObject = serde_json::from_slice(body).map_err(|_| RequestError::NotAnObject)?;
         fields.has_only(self.schema.fields)?;
         if get::<String>(&fields.0, "model")?.as_ref() != Some(&self.model) {
@@ -273,8 +273,8 @@ impl RequestRules {
         for traits in &traits {
             images.add(traits.images);
         }
-        let most = self.image_input.map_or(0, |input| input.max_images);
-        if images.images > usize::try_from(most).unwrap_or(usize::MAX) {
+        let max = self.image_input.map_or(0, |input| input.max_images);
+        if images.images > usize::try_from(max).unwrap_or(usize::MAX) {
             return Err(RequestError::Image);
         }
         self.check_length(body.len().saturating_sub(images.bytes))?;
@@ -303,9 +303,9 @@ impl RequestRules {
 
     /// Checks the length of a request without its images.
     fn check_length(&self, bytes: usize) -> Result<(), RequestError> {
-        let most = self.max_bytes;
-        if bytes > most {
-            return Err(RequestError::TooLong { bytes, most });
+        let max = self.max_bytes;
+        if bytes > max {
+            return Err(RequestError::TooLong { bytes, max });
         }
         Ok(())
     }
@@ -712,7 +712,7 @@ mod tests {
     #[case(r#"{"model":"m","model":"m"}"#, RequestError::NotAnObject)]
     #[case("[]", RequestError::NotAnObject)]
     #[case("{", RequestError::NotAnObject)]
-    fn what_could_raise_the_bill_is_refused_by_name(#[case] body: &str, #[case] expected: RequestError) {
+    fn a_field_that_could_raise_the_bill_is_refused_by_name(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
@@ -753,7 +753,7 @@ mod tests {
     )]
     #[case(r#"{"model":"m","Max_Tokens":9}"#, unknown("Max_Tokens"))]
     #[case(r#"{"model":"m","max_tokenſ":9}"#, unknown("with a name that is not a plain word"))]
-    fn what_has_no_bound_or_hides_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+    fn an_unbounded_or_unknown_part_of_a_request_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(apply(body).unwrap_err(), expected);
     }
 
@@ -799,7 +799,7 @@ mod tests {
     #[case(r#"{"model":"m","context_management":{}}"#, unknown("context_management"))]
     #[case(r#"{"model":"m","container":"x"}"#, unknown("container"))]
     #[case(r#"{"model":"other"}"#, RequestError::OtherModel)]
-    fn what_raises_the_bill_of_a_message_is_refused(#[case] body: &str, #[case] expected: RequestError) {
+    fn a_field_of_the_messages_api_that_raises_the_bill_is_refused(#[case] body: &str, #[case] expected: RequestError) {
         assert_eq!(message(body).unwrap_err(), expected);
     }
 
@@ -840,14 +840,14 @@ mod tests {
     #[test]
     fn a_request_that_cannot_fit_into_the_context_is_refused_and_one_byte_less_is_not() {
         let rules = rules(&serde_json::json!({"contextTokens": 1_000})).unwrap();
-        let most = 1_000 * 8 + 64 * 1024;
+        let max = 1_000 * 8 + 64 * 1024;
         let body = |length: usize| {
             let body = |text: &str| format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
             body(&"x".repeat(length - body("").len()))
         };
-        assert!(rules.apply(body(most).as_bytes()).is_ok());
-        let error = rules.apply(body(most + 1).as_bytes()).err();
-        assert_eq!(error, Some(RequestError::TooLong { bytes: most + 1, most }));
+        assert!(rules.apply(body(max).as_bytes()).is_ok());
+        let error = rules.apply(body(max + 1).as_bytes()).err();
+        assert_eq!(error, Some(RequestError::TooLong { bytes: max + 1, max }));
     }
 
     /// A request of this API that asks for an answer of this schema.

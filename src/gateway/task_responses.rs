@@ -17,9 +17,9 @@ use super::mcp_proxy::ServerDirs;
 use crate::api::agent::RESPONSES_SECRET;
 use crate::api::server_tls::RESPONSES_CA;
 use crate::api::task::ResponseEndpoint;
+use crate::egress::AddressPolicy;
 use crate::link::pod::PodConfig;
 use crate::link::socket::OutgoingResponse;
-use crate::sensing::address::AddressPolicy;
 
 /// Longest time for one attempt.
 const ATTEMPT: Duration = Duration::from_secs(30);

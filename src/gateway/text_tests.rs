@@ -85,7 +85,7 @@ fn refused_requests() -> TextRows {
         RequestError::AnswerSchema(40_000),
         RequestError::TooLong {
             bytes: 900_000,
-            most: 512_000,
+            max: 512_000,
         },
     ];
     assert_eq!(errors.len(), RequestError::COUNT, "each variant needs an example");

@@ -12,17 +12,17 @@ use tokio::time::{Instant, timeout};
 pub struct WorkerQueue<T> {
     waiting: Mutex<VecDeque<(Instant, T)>>,
     news: Notify,
-    most: usize,
+    max: usize,
     longest: Option<Duration>,
 }
 
 impl<T> WorkerQueue<T> {
     /// A queue of at most this many items, each for at most `longest`.
-    pub fn new(most: usize, longest: Option<Duration>) -> Self {
+    pub fn new(max: usize, longest: Option<Duration>) -> Self {
         Self {
             waiting: Mutex::default(),
             news: Notify::new(),
-            most,
+            max,
             longest,
         }
     }
@@ -32,7 +32,7 @@ impl<T> WorkerQueue<T> {
         let mut waiting = self.lock();
         self.drop_old(&mut waiting);
         waiting.retain(|(_, old)| !replaces(old));
-        if waiting.len() < self.most {
+        if waiting.len() < self.max {
             waiting.push_back((Instant::now(), item));
             self.news.notify_one();
         }

@@ -129,7 +129,7 @@ pub struct PreviousRequest {
     pub billed_input: i64,
 }
 
-/// The most tokens that a server can bill for the input of a request with these parts: the lesser of the previous bill
+/// Maximum number of tokens that a server can bill for the input of a request with these parts: the lesser of the previous bill
 /// plus the bytes of all new parts, and the bytes of all parts.
 ///
 /// A bound that exceeds 64 bits is `i64::MAX`, for which no limit has room.
@@ -171,7 +171,7 @@ impl RequestPart {
     }
 }
 
-/// The most that a call with this input and output bound can count in every account; the cost is 0 without rates.
+/// Maximum amount that a call with this input and output bound can count in every account; the cost is 0 without rates.
 /// `None`: more than 64 bits, so no limit has room for it.
 #[must_use]
 pub fn worst_case(input: i64, output: i64, rates: Option<&ModelRates>) -> Option<Amount> {
@@ -283,7 +283,7 @@ mod tests {
     #[case(CallBill { output: -1, ..CallBill::default() })]
     #[case(CallBill { input: i64::MAX, output: 1, ..CallBill::default() })]
     #[case(CallBill { input: i64::MAX, cache_read: 1, ..CallBill::default() })]
-    fn what_is_no_bill_counts_nothing(#[case] bill: CallBill) {
+    fn an_invalid_bill_counts_nothing(#[case] bill: CallBill) {
         assert_eq!(bill.amount(None), None);
     }
 

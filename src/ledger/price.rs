@@ -132,18 +132,18 @@ impl ModelRates {
                 let scaled = input.checked_add(output.checked_mul(tier.output)?)?;
                 rounded_up(scaled)
             })
-            .try_fold(0, |most, cost| Some(most.max(cost?)))
+            .try_fold(0, |highest, cost| Some(highest.max(cost?)))
     }
 
     /// The longest output with which [`ModelRates::worst_cost`] is at most `cost`. `None`: the input alone costs more.
     #[must_use]
     pub fn output_within(&self, cost: i64, input: i64) -> Option<i64> {
         let cost = count(cost)?.checked_mul(SCALE)?;
-        self.dearest(input)?.try_fold(i64::MAX, |least, (input, tier)| {
+        self.dearest(input)?.try_fold(i64::MAX, |lowest, (input, tier)| {
             let left = cost.checked_sub(input).filter(|left| *left >= 0)?;
             // Free output is not limited by cost.
             let output = left.checked_div(tier.output).unwrap_or(i128::MAX);
-            Some(least.min(i64::try_from(output).unwrap_or(i64::MAX)))
+            Some(lowest.min(i64::try_from(output).unwrap_or(i64::MAX)))
         })
     }
 
@@ -272,7 +272,7 @@ mod tests {
     #[case("1.0000000", MoneyProblem::TooFine)]
     #[case("9223372036854.775808", MoneyProblem::TooLarge)]
     #[case("99999999999999999999", MoneyProblem::TooLarge)]
-    fn what_is_no_amount_of_dollars_is_refused(#[case] text: &str, #[case] problem: MoneyProblem) {
+    fn a_malformed_amount_of_dollars_is_refused(#[case] text: &str, #[case] problem: MoneyProblem) {
         assert_eq!(micro_usd(text).map_err(|error| error.problem), Err(problem));
     }
 
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_no_cost() {
+    fn a_cost_out_of_range_is_none() {
         let dear = rates(&price("9223372036854.775807", "9223372036854.775807"));
         let tokens = |input| CallBill {
             input,

@@ -312,7 +312,7 @@ fn more_is_requested_on_the_newest_usable_lease() {
 }
 
 #[test]
-fn what_is_lacking_is_the_first_limited_kind_that_has_too_little() {
+fn the_lacking_kind_is_the_first_limited_one_that_has_too_little() {
     let mut wallet = Wallet::default();
     let granted = DurableGrant {
         lease: 1,

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of the body of an answer.
+/// Maximum number of bytes of the body of an answer.
 pub(super) const MAX_ANSWER_BYTES: usize = 4 * 1024;
 
 /// What a person decided.

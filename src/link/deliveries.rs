@@ -17,16 +17,16 @@
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::{SensorReport, SensorTerms};
-pub use agentloop_sensing::delivery::{Delivery, SensorEvent};
+pub use agentloop_sensor_pipeline::delivery::{Delivery, SensorEvent};
 
-/// Most bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
+/// Maximum number of bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
 pub const MAX_DELIVERY_BYTES: usize = 192 * 1024;
-/// Most events of one [`DeliveryRequest`]: a receiver takes this many before it does anything else.
+/// Maximum number of events of one [`DeliveryRequest`]: a receiver takes this many before it does anything else.
 pub const MAX_DELIVERY_EVENTS: usize = 64;
-/// Most notifications that an outbox keeps for receivers that are not reachable.
+/// Maximum number of notifications that an outbox keeps for receivers that are not reachable.
 pub const MAX_NOTIFICATIONS: i64 = 10_000;
-/// Most events that an outbox keeps. Older ones have already lost their values and notifications, or have none before
-/// they are scored.
+/// Maximum number of events that an outbox keeps. Older ones have already lost their values and notifications, or have
+/// none before they are scored.
 pub const MAX_EVENTS: i64 = 10_000;
 /// Seconds that the controller waits for a receiver's [`DeliveryAck`].
 pub const DELIVERY_SECONDS: u64 = 5;

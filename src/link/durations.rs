@@ -37,9 +37,9 @@ pub const APPROVAL_BOUNDS: &[u64] = &[
 ];
 /// The longest mean of the durations that a reader adds, in microseconds: 30 days.
 pub const MAX_MEAN: u64 = 30 * 24 * 3600 * 1_000_000;
-/// Most models of a report: an Agent has a model and a light model.
+/// Maximum number of models of a report: an Agent has a model and a light model.
 pub const MAX_MODELS: usize = 2;
-/// Most counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
+/// Maximum number of counts that a reader keeps: one more than there are buckets, so that it sees that there are too many.
 const READ_BUCKETS: usize = CALL_BOUNDS.len() + 2;
 
 /// Durations since the start of the process that counts them.
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_the_difference_and_nothing_if_a_count_is_lower() {
+    fn new_counts_are_the_difference_and_none_if_a_count_is_lower() {
         let before = counts(&[2, 1], 30_000);
         assert_eq!(before.since(&before), counts(&[0, 0], 0));
         assert_eq!(counts(&[2, 3, 1], 95_000).since(&before), counts(&[0, 2, 1], 65_000));

@@ -18,15 +18,15 @@ use serde::{Deserialize, Serialize};
 
 use super::text_fragments::TextFragment;
 
-/// Most lines of an [`EventsPage`].
+/// Maximum number of lines of an [`EventsPage`].
 pub const PAGE_LINES: usize = 200;
-/// Most messages in [`EventLine::messages`].
+/// Maximum number of messages in [`EventLine::messages`].
 pub const RECENT_MESSAGES: usize = 12;
-/// Most bytes of each of these messages.
+/// Maximum number of bytes of each of these messages.
 pub const MAX_MESSAGE_BYTES: usize = 2048;
-/// Most bytes of the call of a `gate:opened`.
+/// Maximum number of bytes of the call of a `gate:opened`.
 pub const MAX_CALL_BYTES: usize = 64 * 1024;
-/// Most bytes of the response of a `task:ended`.
+/// Maximum number of bytes of the response of a `task:ended`.
 pub const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// The cursor of a reader that begins at the present end of the journal, `after=latest`.
 pub const LATEST: i64 = i64::MAX;
@@ -36,7 +36,7 @@ pub const READ_FROM_START: &str = "read from 0";
 pub const START_EVENT: &str = "start";
 /// Name of the last event of a stream that the controller ends; it gives the reason and how to continue.
 pub const END_EVENT: &str = "end";
-/// Most bytes of the name of an event.
+/// Maximum number of bytes of the name of an event.
 pub const MAX_NAME_BYTES: usize = 64;
 /// Stands in a stream for a name that no event can have.
 pub const UNNAMED_EVENT: &str = "event:unnamed";

@@ -19,7 +19,7 @@ use agentloop_support::text::first_chars;
 pub const ANSWERS: &str = "agentloop.dev/answers";
 /// Longest annotation value that is kept, in characters.
 const MAX_VALUE_CHARS: usize = 256;
-/// Most answers that are kept in [`ANSWERS`], those to open gates not counted.
+/// Maximum number of answers that are kept in [`ANSWERS`], those to open gates not counted.
 const MAX_PAST_ANSWERS: usize = 20;
 
 /// An answer in [`ANSWERS`].

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Most rows of a [`HistoryBatch`], the executions of its steps not counted.
+/// Maximum number of rows of a [`HistoryBatch`], the executions of its steps not counted.
 pub const MAX_HISTORY_ROWS: usize = 200;
 /// The highest number of a change. A journal that has used them all would need thousands of years.
 pub const MAX_CHANGE_NUMBER: i64 = 1 << 53;

@@ -77,7 +77,7 @@ pub const WORKER_UID: i64 = 65532;
 pub const GATEWAY_UID: i64 = 65533;
 /// Uid of the containers of tools.
 pub const TOOLS_UID: i64 = 65534;
-/// Most bytes of all texts of `skills` together.
+/// Maximum number of bytes of all texts of `skills` together.
 pub const MAX_SKILL_BYTES: usize = 128 * 1024;
 /// Seconds a worker has to finish or cancel its call after SIGTERM.
 pub const DRAIN_SECONDS: u64 = 25;

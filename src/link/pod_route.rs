@@ -74,7 +74,7 @@ pub(super) async fn events<L: LinkHandler>(
     request: Request,
 ) -> Response {
     let handle = |link: Arc<L>, pod, mut page: EventsPage| async move {
-        // Replaced, not refused: the worker would send the same page again and again, and one line would hold up all others.
+        // Replaced, not refused: otherwise the worker would retry the same page forever, and one line would block all others.
         for line in page.events.iter_mut().filter(|line| !is_event_name(&line.event)) {
             UNNAMED_EVENT.clone_into(&mut line.event);
         }

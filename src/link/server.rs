@@ -449,13 +449,13 @@ pub(super) async fn read<T: DeserializeOwned>(request: Request, longest: Duratio
 pub(super) async fn read_body<T: DeserializeOwned>(
     request: Request,
     longest: Duration,
-    most: usize,
+    max: usize,
 ) -> Result<T, String> {
-    let body = timeout(longest, axum::body::to_bytes(request.into_body(), most));
+    let body = timeout(longest, axum::body::to_bytes(request.into_body(), max));
     let bytes = body
         .await
         .map_err(|_| format!("the body did not arrive within {} s", longest.as_secs()))?
-        .map_err(|_| format!("the body is truncated, or larger than {most} bytes"))?;
+        .map_err(|_| format!("the body is truncated, or larger than {max} bytes"))?;
     serde_json::from_slice(&bytes).map_err(|error| {
         format!(
             "the body is not the expected JSON (line {}, column {}: {})",

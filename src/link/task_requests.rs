@@ -13,13 +13,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes of the body of a request; its prompt may need escapes.
+/// Maximum number of bytes of the body of a request; its prompt may need escapes.
 pub(super) const MAX_REQUEST_BYTES: usize = 128 * 1024;
-/// Most bytes of a prompt.
+/// Maximum number of bytes of a prompt.
 pub const MAX_PROMPT_BYTES: usize = 64 * 1024;
-/// Most characters of an id that a client chooses.
+/// Maximum number of characters of an id that a client chooses.
 pub const MAX_ID_LENGTH: usize = 63;
-/// Most bytes of the source of untrusted content.
+/// Maximum number of bytes of the source of untrusted content.
 pub const MAX_SOURCE_BYTES: usize = 320;
 /// What the ids of such tasks begin with, so that they differ from those of other tasks.
 pub const ID_PREFIX: &str = "request-";

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the event with a [`TextFragment`]. Has no id: it is no line of the journal, and moves no cursor.
 pub const TEXT_EVENT: &str = "text";
-/// Most bytes of [`TextFragment::text`].
+/// Maximum number of bytes of [`TextFragment::text`].
 pub const MAX_FRAGMENT_BYTES: usize = 4096;
 
 /// A part of an answer's text.

@@ -13,7 +13,7 @@ use super::messages::{
 };
 use super::task_requests::{RelayedTaskAck, RequestedTask};
 use super::text_fragments::RelayedTextFragment;
-use agentloop_sensing::delivery::Delivery;
+use agentloop_sensor_pipeline::delivery::Delivery;
 
 /// Keywords that say what a message looks like. Texts, defaults and rules of the custom resources do not.
 const KEYWORDS: [&str; 13] = [

@@ -17,7 +17,7 @@ use crate::api_server::object_key::{AGENTS, BUDGETS, CONFIG_MAPS, NAMESPACES, SE
 use crate::api_server::{ObjectKey, ObjectSchema};
 use crate::controller::agent::{ReconcilerSettings, ReferenceKind, find_problem};
 use crate::controller::sensor::secrets::required;
-use crate::sensing;
+use crate::sensor_pipeline;
 
 /// Namespace of objects without one.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -351,7 +351,7 @@ fn meaning(manifest: &ManifestObject, all: &[ManifestObject], world: &CheckConte
     }
     if key.resource == SENSORS {
         let sensor: Sensor = serde_json::from_value(manifest.object.clone()).map_err(unreadable)?;
-        sensing::check(&sensor.spec).map_err(|invalid| invalid.to_string())?;
+        sensor_pipeline::check(&sensor.spec).map_err(|invalid| invalid.to_string())?;
         return secrets(&sensor.spec.source, |name| {
             let wanted = ObjectKey::new(SECRETS, &key.namespace, name);
             all.iter().find(|other| other.key == wanted).map(|found| &found.object)

@@ -28,7 +28,7 @@ use crate::support::clock::rfc3339_seconds;
 use crate::support::random::random_hex;
 use crate::telemetry::log_export::ProcessLog;
 use crate::worker::startup;
-use crate::{gateway, sensor};
+use crate::{gateway, sensor_pod};
 
 /// Seconds for which a call in flight may continue once a pod terminates.
 pub const DRAIN: Duration = Duration::from_secs(5);
@@ -234,12 +234,12 @@ async fn live(roles: AgentRoles, status: &PodStatusWriter, terminate: &Cancellat
 }
 
 /// Runs the one role of a Sensor's pod until `terminate`.
-async fn listen(options: sensor::SensorPodOptions, status: &PodStatusWriter, terminate: &CancellationToken) {
+async fn listen(options: sensor_pod::SensorPodOptions, status: &PodStatusWriter, terminate: &CancellationToken) {
     let end = terminate.clone();
     let role = keep_up("sensor", status.clone(), terminate.clone(), move || {
         let (options, end) = (options.clone(), end.clone());
         async move {
-            Box::pin(sensor::run(options, end.cancelled_owned()))
+            Box::pin(sensor_pod::run(options, end.cancelled_owned()))
                 .await
                 .map_err(|error| error.to_string())
         }

@@ -21,7 +21,7 @@ use crate::link::pod::{
 use crate::link::server::PodKind;
 use crate::telemetry::agent_spans;
 use crate::telemetry::log_export::ProcessLog;
-use crate::{gateway, sensor};
+use crate::{gateway, sensor_pod};
 
 /// Where the webhook of each Sensor listens.
 pub type WebhookAddresses = BTreeMap<NamespacedName, SocketAddr>;
@@ -31,7 +31,7 @@ pub(super) enum PodRoles {
     /// Of an Agent's pod.
     Agent(Box<AgentRoles>),
     /// Of a Sensor's pod.
-    Sensor(Box<sensor::SensorPodOptions>),
+    Sensor(Box<sensor_pod::SensorPodOptions>),
 }
 
 /// The settings of both roles of an Agent's pod.
@@ -123,7 +123,11 @@ fn agent(pod: &Pod, uid: &str, volumes: &PodVolumes) -> Result<AgentRoles, PodEr
     })
 }
 
-fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Result<sensor::SensorPodOptions, PodError> {
+fn sensor(
+    pod: &Pod,
+    volumes: &PodVolumes,
+    webhooks: &WebhookAddresses,
+) -> Result<sensor_pod::SensorPodOptions, PodError> {
     let spec = pod.spec.as_ref().ok_or_else(|| unreadable("it has no spec"))?;
     let container = spec
         .containers
@@ -132,7 +136,7 @@ fn sensor(pod: &Pod, volumes: &PodVolumes, webhooks: &WebhookAddresses) -> Resul
     let config: SensorPodConfig = config(container)?;
     let whose = NamespacedName::new(&config.namespace, &config.terms.name);
     let file = |path: &str| volumes.resolve(container, path);
-    Ok(sensor::SensorPodOptions {
+    Ok(sensor_pod::SensorPodOptions {
         // Nothing probes it here; the uid makes the name unique.
         health_socket: format!("agentloop-sensor-{}", config.terms.uid),
         // Only a webhook listens there, and each has its own port.

@@ -24,7 +24,7 @@ const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// The longest message of a server. A result for a model is far shorter (`tools.maxResultBytes`).
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
-/// The most that is read of a refusal.
+/// Maximum number of bytes that are read of a refusal.
 const MAX_REFUSAL_BYTES: usize = 16 * 1024;
 
 /// Why a request has no answer. The text is the runtime's own, never the server's.

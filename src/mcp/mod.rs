@@ -22,10 +22,10 @@ use self::http::{McpHttpClient, McpTransport};
 /// The longest time for connecting, or for a page of the list. Discovery alone waits 10 s for servers of the older
 /// revision that do not answer it.
 pub const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most pages of a list that are read.
+/// Maximum number of pages of a list that are read.
 const MAX_PAGES: usize = 64;
-/// The most tools of a list that are kept, and the most bytes of them as JSON. The rest of a longer list is not read: a
-/// server must not fill its client's memory.
+/// Maximum number of tools of a list that are kept, and maximum size of them as JSON in bytes. The rest of a longer
+/// list is not read: a server must not fill its client's memory.
 const MAX_LISTED: (usize, usize) = (1024, 4 * 1024 * 1024);
 /// Attempts to reopen a broken stream of notifications before the server counts as gone.
 const STREAM_TRIES: usize = 3;

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 /// Replaces content of later versions of the protocol.
 const UNKNOWN: &str = "[content of an unknown kind was left out]";
-/// Most bytes of an address or a name that a server gives its content; the rest is left out.
+/// Maximum number of bytes of an address or a name that a server gives its content; the rest is left out.
 const MAX_LABEL: usize = 300;
-/// Most bytes of a media type: RFC 6838 allows 127 for each of its two parts, and no registered one is that long.
+/// Maximum number of bytes of a media type: RFC 6838 allows 127 for each of its two parts, and no registered one is that long.
 const MAX_MEDIA_TYPE: usize = 100;
 
 /// Content that is not text.

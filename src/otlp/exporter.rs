@@ -135,8 +135,8 @@ struct BatchExporter<T> {
 
 impl<T: QueuedRecord + Send> BatchExporter<T> {
     async fn run<S: BatchedSignal<Record = T>>(mut self) {
-        let BatchSettings { batch: most, delay, .. } = self.batch;
-        while let Some(batch) = self.queue.next_batch(most, delay, &self.closing).await {
+        let BatchSettings { batch: max, delay, .. } = self.batch;
+        while let Some(batch) = self.queue.next_batch(max, delay, &self.closing).await {
             let count = batch.len();
             let body = S::encode(&self.resource, batch);
             if !self.deliver::<S>(body.into()).await {

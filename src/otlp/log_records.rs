@@ -74,12 +74,12 @@ impl LogEntry {
         let nanoseconds = u64::try_from(line.at.as_nanosecond()).unwrap_or(0);
         let (trace_id, span_id) = line.trace;
         let message = cut(line.message, MAX_TEXT);
-        let mut room = MAX_TEXT - message.len();
+        let mut remaining = MAX_TEXT - message.len();
         let attributes = line.fields.into_iter().take(MAX_ENTRIES).map(|(key, value)| {
             let value = match value {
                 LogFieldValue::Text(text) => {
-                    let text = cut(text, room);
-                    room -= text.len();
+                    let text = cut(text, remaining);
+                    remaining -= text.len();
                     Value::StringValue(text)
                 }
                 LogFieldValue::Int(number) => Value::IntValue(number),

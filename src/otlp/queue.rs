@@ -116,21 +116,21 @@ impl<T: QueuedRecord> DropQueue<T> {
         entries.bytes = 0;
     }
 
-    fn take(&self, most: usize, batch: &mut Vec<T>) {
+    fn take(&self, max: usize, batch: &mut Vec<T>) {
         let mut entries = self.entries();
-        let count = entries.waiting.len().min(most - batch.len());
+        let count = entries.waiting.len().min(max - batch.len());
         batch.extend((0..count).filter_map(|_| entries.pop()));
     }
 
     /// Waits for entries until a batch is full, its first one has waited for `delay`, or `closing`. `None`: closing, and
     /// the queue is empty.
-    pub(crate) async fn next_batch(&self, most: usize, delay: Duration, closing: &CancellationToken) -> Option<Vec<T>> {
+    pub(crate) async fn next_batch(&self, max: usize, delay: Duration, closing: &CancellationToken) -> Option<Vec<T>> {
         let mut batch = Vec::new();
         let mut deadline = None;
         loop {
-            self.take(most, &mut batch);
+            self.take(max, &mut batch);
             let is_due = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if batch.len() >= most || is_due || closing.is_cancelled() {
+            if batch.len() >= max || is_due || closing.is_cancelled() {
                 return Some(batch).filter(|batch| !batch.is_empty());
             }
             if deadline.is_none() && !batch.is_empty() {

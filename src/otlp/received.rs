@@ -106,10 +106,10 @@ pub(crate) fn limit<T>(entries: &mut Vec<T>) {
     entries.shrink_to_fit();
 }
 
-/// The beginning of a text, of at most `most` bytes.
-pub(crate) fn cut(mut text: String, most: usize) -> String {
-    if text.len() > most {
-        text.truncate(text.floor_char_boundary(most));
+/// The beginning of a text, of at most `max` bytes.
+pub(crate) fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
     }
     text
 }

@@ -144,13 +144,13 @@ impl AgentHistory {
 }
 
 /// The beginning of a text that is longer than this many characters.
-pub(super) fn shortened(text: &str, most: usize) -> String {
-    with_ellipsis(first_chars(text, most), text)
+pub(super) fn shortened(text: &str, max: usize) -> String {
+    with_ellipsis(first_chars(text, max), text)
 }
 
 /// Drops what no page shows, and shortens the rest.
 fn bound(event: &mut EventLine) {
-    let shown = |text: &Option<String>, most| text.as_ref().map(|text| shortened(text, most));
+    let shown = |text: &Option<String>, max| text.as_ref().map(|text| shortened(text, max));
     *event = EventLine {
         seq: event.seq,
         event: shortened(&event.event, MAX_WORD_CHARS),
@@ -293,13 +293,13 @@ mod tests {
     #[test]
     fn turns_events_tools_and_characters_are_kept_up_to_their_bounds() {
         let turns = |count: i64| history((1..=count).map(|seq| event(seq, "autonomy:turn_started", seq, "")));
-        let most = i64::try_from(MAX_TURNS).unwrap();
-        for (count, first) in [(most, 1), (most + 1, 2)] {
+        let max = i64::try_from(MAX_TURNS).unwrap();
+        for (count, first) in [(max, 1), (max + 1, 2)] {
             let history = turns(count);
             assert_eq!((history.turns.len(), history.turns[0].turn), (MAX_TURNS, first));
         }
-        let most = i64::try_from(MAX_EVENTS).unwrap();
-        for (count, first) in [(most, 1), (most + 1, 2)] {
+        let max = i64::try_from(MAX_EVENTS).unwrap();
+        for (count, first) in [(max, 1), (max + 1, 2)] {
             let history = turns(count);
             assert_eq!((history.events.len(), history.events[0].seq), (MAX_EVENTS, first));
         }

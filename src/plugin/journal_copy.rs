@@ -22,9 +22,9 @@ use crate::link::pod::{BINARY, WORKER_CONTAINER};
 /// Makes the JSON lines of `agentloop history` from a copy of a journal; the text is the name of the copy in errors.
 pub type JournalExport = fn(&[u8], &str) -> Result<String, String>;
 
-/// Most bytes of a copy: several times what a journal keeps of texts.
+/// Maximum number of bytes of a copy: several times what a journal keeps of texts.
 const MAX_BYTES: usize = 512 << 20;
-/// Most bytes of the errors of the command that are shown.
+/// Maximum number of bytes of the errors of the command that are shown.
 const MAX_ERROR_BYTES: usize = 2_048;
 /// Longest silence of the command, which waits for no one.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -145,7 +145,7 @@ enum ReadProblem {
 }
 
 /// All that comes, if it is at most this long.
-async fn read(from: &mut (impl AsyncRead + Unpin), most: usize) -> Result<Vec<u8>, ReadProblem> {
+async fn read(from: &mut (impl AsyncRead + Unpin), max: usize) -> Result<Vec<u8>, ReadProblem> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; BUFFER];
     loop {
@@ -154,7 +154,7 @@ async fn read(from: &mut (impl AsyncRead + Unpin), most: usize) -> Result<Vec<u8
         if length == 0 {
             return Ok(bytes);
         }
-        if bytes.len() + length > most {
+        if bytes.len() + length > max {
             return Err(ReadProblem::TooLong);
         }
         bytes.extend_from_slice(&chunk[..length]);
@@ -166,8 +166,8 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
     let mut chunk = [0; 512];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
-        let room = MAX_ERROR_BYTES.saturating_sub(bytes.len());
-        bytes.extend_from_slice(&chunk[..length.min(room)]);
+        let remaining = MAX_ERROR_BYTES.saturating_sub(bytes.len());
+        bytes.extend_from_slice(&chunk[..length.min(remaining)]);
     }
     String::from_utf8_lossy(&bytes).trim().to_owned()
 }
@@ -179,7 +179,7 @@ mod tests {
     #[tokio::test]
     async fn output_is_read_up_to_its_bound_and_errors_are_shortened() {
         let whole = vec![7; 3 * BUFFER];
-        let read = async |most| read(&mut whole.as_slice(), most).await;
+        let read = async |max| read(&mut whole.as_slice(), max).await;
         assert_eq!(read(whole.len()).await.unwrap(), whole);
         assert!(matches!(read(whole.len() - 1).await, Err(ReadProblem::TooLong)));
         for (length, shown) in [

@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_sent_before_is_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
+        fn earlier_messages_are_sent_again_byte_for_byte(texts in proptest::collection::vec("\\PC{1,20}x", 2..6)) {
             for (api, format) in [
                 ("OpenAIChat", WireFormat::OpenAiChat), ("OpenAIChat", WireFormat::JsonTools), ("AnthropicMessages", WireFormat::AnthropicMessages),
                 ("OpenAIResponses", WireFormat::OpenAiResponses),

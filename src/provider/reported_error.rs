@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-/// Most bytes of a message that are searched.
+/// Maximum number of bytes of a message that are searched.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 
 /// An error object in the format of OpenAI, of Anthropic, or of servers that imitate them. Its texts are the server's,

@@ -4,7 +4,7 @@
 
 use agentloop_engine::answer_schema::AnswerSchema;
 
-/// The most bytes of the JSON schema of an answer.
+/// Maximum number of bytes of the JSON schema of an answer.
 pub const MAX_ANSWER_SCHEMA: usize = AnswerSchema::MAX_BYTES;
 
 /// The allowed fields of a request.

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-/// Appends an item, and drops the oldest ones beyond `most`.
-pub fn push_latest<T>(queue: &mut VecDeque<T>, item: T, most: usize) {
+/// Appends an item, and drops the oldest ones beyond `max`.
+pub fn push_latest<T>(queue: &mut VecDeque<T>, item: T, max: usize) {
     queue.push_back(item);
-    let surplus = queue.len().saturating_sub(most);
+    let surplus = queue.len().saturating_sub(max);
     queue.drain(..surplus);
 }
 

@@ -13,13 +13,13 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionBounds {
-    /// Most slots in use.
+    /// Maximum number of slots in use.
     pub all: usize,
-    /// Most of them by strangers: the rest is kept for authenticated peers. Beyond it a stranger is evicted.
+    /// Maximum number of of them by strangers: the rest is kept for authenticated peers. Beyond it a stranger is evicted.
     pub strangers: usize,
-    /// Most slots in use by one address.
+    /// Maximum number of slots in use by one address.
     pub per_address: usize,
-    /// Most slots of one address by strangers. Beyond it its oldest stranger is evicted.
+    /// Maximum number of slots of one address by strangers. Beyond it its oldest stranger is evicted.
     pub strangers_per_address: usize,
 }
 

@@ -6,13 +6,13 @@ use serde_json::Value;
 use crate::schema_bounds;
 use crate::text::first_chars;
 
-/// Most steps back of a pattern: a pattern that needs more does not match.
+/// Maximum number of steps back of a pattern: a pattern that needs more does not match.
 const MAX_BACKTRACKS: usize = 100_000;
-/// Most bytes of a compiled pattern.
+/// Maximum size in bytes of a compiled pattern.
 const MAX_COMPILED_BYTES: usize = 2 * 1024 * 1024;
-/// Most bytes of each part of a compiled pattern with look-around or back-references, which split it into parts.
+/// Maximum size in bytes of each part of a compiled pattern with look-around or back-references, which split it into parts.
 const MAX_PART_BYTES: usize = 256 * 1024;
-/// Most characters of a message.
+/// Maximum number of characters of a message.
 const MAX_MESSAGE: usize = 300;
 
 /// Compiles a schema, within bounds on what that costs. Fetches nothing: a schema that refers to another document cannot be

@@ -4,13 +4,13 @@
 
 use serde_json::{Map, Value};
 
-/// Most objects, lists and values of a schema; with `unevaluated…` each counts as often as it may be compiled.
+/// Maximum number of objects, lists and values of a schema; with `unevaluated…` each counts as often as it may be compiled.
 pub(crate) const MAX_NODES: usize = 10_000;
-/// Most levels of JSON in a schema.
+/// Maximum number of levels of JSON in a schema.
 pub(crate) const MAX_LEVELS: usize = 48;
-/// Most levels along references, with `unevaluated…`.
+/// Maximum number of levels along references, with `unevaluated…`.
 pub(crate) const MAX_LEVELS_WITH_REFERENCES: usize = 96;
-/// Most patterns, and most bytes of all of them.
+/// Maximum number of patterns, and maximum size in bytes of all of them.
 pub(crate) const MAX_PATTERNS: usize = 16;
 pub(crate) const MAX_PATTERN_BYTES: usize = 2048;
 
@@ -175,7 +175,11 @@ mod tests {
 
     /// A schema with this many levels of JSON, of which each pair is a property.
     fn nested(levels: usize) -> Value {
-        let mut schema = if levels.is_multiple_of(2) { json!({"not": {}}) } else { json!({}) };
+        let mut schema = if levels.is_multiple_of(2) {
+            json!({"not": {}})
+        } else {
+            json!({})
+        };
         for _ in 0..(levels - 1) / 2 {
             schema = json!({"properties": {"a": schema}});
         }

@@ -1,20 +1,20 @@
 //! Texts of limited length, whose ends never split a character, and numbers in texts.
 
-/// The beginning of a text that has at most `most` bytes.
+/// The beginning of a text that has at most `max` bytes.
 #[must_use]
-pub fn first_bytes(text: &str, most: usize) -> &str {
-    &text[..text.floor_char_boundary(most)]
+pub fn first_bytes(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max)]
 }
 
 /// The first characters of a text.
 #[must_use]
-pub fn first_chars(text: &str, most: usize) -> &str {
-    text.char_indices().nth(most).map_or(text, |(end, _)| &text[..end])
+pub fn first_chars(text: &str, max: usize) -> &str {
+    text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
 }
 
-/// Shortens a text to `most` bytes.
-pub fn truncate_bytes(text: &mut String, most: usize) {
-    text.truncate(text.floor_char_boundary(most));
+/// Shortens a text to `max` bytes.
+pub fn truncate_bytes(text: &mut String, max: usize) {
+    text.truncate(text.floor_char_boundary(max));
 }
 
 /// `beginning`, with an ellipsis if it is not the whole text.
@@ -98,9 +98,9 @@ mod tests {
     #[test]
     fn no_character_is_split() {
         let text = "aäb";
-        let bytes: Vec<&str> = (0..6).map(|most| first_bytes(text, most)).collect();
+        let bytes: Vec<&str> = (0..6).map(|max| first_bytes(text, max)).collect();
         assert_eq!(bytes, ["", "a", "a", "aä", "aäb", "aäb"]);
-        let chars: Vec<&str> = (0..5).map(|most| first_chars(text, most)).collect();
+        let chars: Vec<&str> = (0..5).map(|max| first_chars(text, max)).collect();
         assert_eq!(chars, ["", "a", "aä", "aäb", "aäb"]);
         let mut shortened = text.to_owned();
         truncate_bytes(&mut shortened, 2);

@@ -1,6 +1,6 @@
 //! Answers of tools, with what they cost.
 
-use agentloop_api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
+use agentloop_toolbox_protocol::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, MetaObject};
 use serde_json::json;
 

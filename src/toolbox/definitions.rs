@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use agentloop_api::file_report::MAX_FILES;
+use agentloop_toolbox_protocol::file_report::MAX_FILES;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::{Value, json};
 
@@ -239,18 +239,18 @@ mod tests {
                 .iter()
                 .map(|name| name.as_str().unwrap())
                 .collect();
-            let least: JsonObject = arguments
+            let minimal: JsonObject = arguments
                 .clone()
                 .into_iter()
                 .filter(|(name, _)| required.contains(&name.as_str()))
                 .collect();
             assert!(
-                crate::server::parses(&tool.name, least.clone()).is_ok(),
+                crate::server::parses(&tool.name, minimal.clone()).is_ok(),
                 "{}",
                 tool.name
             );
             for name in required {
-                let mut without = least.clone();
+                let mut without = minimal.clone();
                 without.remove(name);
                 assert!(
                     crate::server::parses(&tool.name, without).is_err(),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use agentloop_sensing::address::Cidr;
+use agentloop_egress::Cidr;
 use clap::Args;
 
 use crate::definitions::ToolGroup;

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agentloop_sensing::address::{AddressPolicy, Cidr, FilteringResolver};
+use agentloop_egress::{AddressPolicy, Cidr, FilteringResolver};
 use agentloop_support::text::{first_chars, root_cause};
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{Client, Method, Request, Response, Url};
@@ -28,7 +28,7 @@ const MAX_HEADER: usize = 8192;
 /// Longest time of a request, with its answer.
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer that are received.
+/// Maximum number of bytes of an answer that are received.
 const MAX_RECEIVED: u64 = 64 * 1024 * 1024;
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
 /// Headers of an answer that are shown.
@@ -380,7 +380,7 @@ mod tests {
     #[case("example.com:x")]
     #[case("a*.example.com")]
     #[case("user@example.com")]
-    fn what_is_no_host_is_rejected(#[case] text: &str) {
+    fn an_invalid_host_is_rejected(#[case] text: &str) {
         assert_eq!(text.parse::<AllowedHost>(), Err(AllowedHostError(text.into())));
     }
 

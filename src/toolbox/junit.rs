@@ -6,21 +6,21 @@
 
 use std::io::BufRead;
 
-use agentloop_api::test_report::TestReport;
 use agentloop_support::text::first_bytes;
+use agentloop_toolbox_protocol::test_report::TestReport;
 use quick_xml::Reader;
 use quick_xml::escape::unescape;
 use quick_xml::events::{BytesStart, Event};
 
 /// Largest report in bytes.
 pub(crate) const MAX_REPORT_BYTES: u64 = 8 * 1024 * 1024;
-/// Most elements within each other.
+/// Maximum number of elements within each other.
 const MAX_DEPTH: usize = 32;
-/// Most tests.
+/// Maximum number of tests.
 const MAX_TESTS: u64 = 100_000;
 /// Names of failed tests that are kept.
 const MAX_NAMES: usize = 10;
-/// Most bytes of such a name.
+/// Maximum number of bytes of such a name.
 const MAX_NAME: usize = 200;
 
 /// Why a report says nothing about tests. Has no text of the report.
@@ -53,7 +53,7 @@ struct TestCase {
 struct ReportReader {
     report: TestReport,
     tests: u64,
-    /// The most failures that one suite claims: some tools do not report each as a test.
+    /// Maximum number of failures that one suite claims: some tools do not report each as a test.
     claimed: u64,
     depth: usize,
     case: Option<TestCase>,

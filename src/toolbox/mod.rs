@@ -11,8 +11,8 @@
 //! - Clients do not authenticate: any process that reaches the socket may use the tools. A Unix socket in a volume that only the
 //!   gateway shares keeps other containers of the pod out, a loopback address does not.
 //! - The binary starts itself from `/proc/self/exe` as [`SUPERVISE`] and [`LAUNCH`], which are its first argument.
-//! - Results carry [`DISK_WRITE_BYTES_META`](agentloop_api::toolbox::DISK_WRITE_BYTES_META) and
-//!   [`BANDWIDTH_BYTES_META`](agentloop_api::toolbox::BANDWIDTH_BYTES_META) in `_meta`.
+//! - Results carry [`DISK_WRITE_BYTES_META`](agentloop_toolbox_protocol::DISK_WRITE_BYTES_META) and
+//!   [`BANDWIDTH_BYTES_META`](agentloop_toolbox_protocol::BANDWIDTH_BYTES_META) in `_meta`.
 //! - A call ends when its request is dropped, or with `notifications/cancelled`.
 //! - Owns the tools only. Which of them an Agent may use, and when, is decided by the engine and the gateway.
 

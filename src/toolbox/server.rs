@@ -24,7 +24,7 @@ use crate::listen::{ListenAddress, MCP_PATH};
 use crate::shell::{RunCommand, Shell};
 use crate::workspace::{EditFile, FileError, ListDirectory, ReadFile, SearchFiles, Workspace, WriteFile};
 
-/// Most file tools at a time; each may hold a result in memory.
+/// Maximum number of file tools at a time; each may hold a result in memory.
 const MAX_FILE_CALLS: usize = 4;
 
 /// The tools, and the limits that they share.

@@ -19,7 +19,7 @@ use super::gateway_client::GatewayClient;
 
 /// Pause after each fragment; what arrives meanwhile is sent as one. About 6 a second.
 const INTERVAL: Duration = Duration::from_millis(150);
-/// Most bytes of text that wait to be sent; the oldest fragments are dropped.
+/// Maximum number of bytes of text that wait to be sent; the oldest fragments are dropped.
 const MAX_WAITING_BYTES: usize = 8 * MAX_FRAGMENT_BYTES;
 
 /// Sends the text of answers while it is wanted.
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn of_more_text_than_may_wait_the_oldest_fragments_are_dropped() {
+    fn the_oldest_fragments_are_dropped_when_too_much_text_waits() {
         let queue = queue();
         let mut tap = tap(&queue, "t1c1a1");
         tap.push(&"x".repeat(MAX_WAITING_BYTES));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_text_is_sent_at_once_and_what_comes_in_the_pause_after_it_as_one_fragment() {
+    async fn the_first_text_is_sent_at_once_and_text_in_the_pause_after_it_as_one_fragment() {
         let queue = queue();
         let sent = Arc::new(Mutex::new(Vec::new()));
         let start = Instant::now();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_cannot_be_sent_is_lost_and_the_next_fragment_is_tried() {
+    async fn a_fragment_that_cannot_be_sent_is_lost_and_the_next_one_is_tried() {
         let queue = queue();
         let tries = AtomicUsize::new(0);
         let mut tap = tap(&queue, "t1c1a1");

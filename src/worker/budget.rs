@@ -88,7 +88,7 @@ fn tokens(terms: &BudgetTerms) -> Option<u64> {
         })
         .flatten()
         .min()
-        .and_then(|least| u64::try_from(least).ok())
+        .and_then(|tokens| u64::try_from(tokens).ok())
 }
 
 /// Estimates how many input tokens `cost` buys from the most expensive model. Dollars per million tokens equal

@@ -24,11 +24,12 @@ use super::journaled_engine::JournaledEngine;
 use super::turn_context::line_ids;
 use crate::support::text::{first_bytes, with_ellipsis};
 
-/// Most concurrent subscriptions; the controller allows fewer.
+/// Maximum number of concurrent subscriptions; the controller allows fewer.
 const MAX_READINGS: usize = 16;
 /// Approximate bound of an [`EventsPage`] in bytes; the link accepts twice as many.
 const PAGE_BYTES: usize = 128 * 1024;
-/// Most bytes of the texts of a line, as JSON: a page of one line is within the bound of the link, whatever its texts contain.
+/// Maximum number of bytes of the texts of a line, as JSON: a page of one line is within the bound of the link,
+/// whatever its texts contain.
 const MAX_TEXT_BYTES: usize = 160 * 1024;
 /// Approximate size of a line's names and numbers, in bytes.
 const LINE_BYTES: usize = 300;
@@ -170,12 +171,12 @@ fn messages_of(kind: RecordKind, line: &EventLine, steps: &JournaledEngine<'_>) 
     }
     if kind == RecordKind::TaskEnded {
         let id = line.note.rsplit_once(": ").map_or(&*line.note, |(id, _)| id);
-        let mut most = MAX_RESPONSE_BYTES;
-        let mut response = steps.task_response(id, most)?;
+        let mut max = MAX_RESPONSE_BYTES;
+        let mut response = steps.task_response(id, max)?;
         // Shortened as a result, so that it stays JSON.
         while response.as_ref().is_some_and(|text| json_bytes(text) > MAX_TEXT_BYTES) {
-            most /= 2;
-            response = steps.task_response(id, most)?;
+            max /= 2;
+            response = steps.task_response(id, max)?;
         }
         return Ok(response.into_iter().collect());
     }

@@ -43,15 +43,15 @@ impl<'a> JournaledEngine<'a> {
         self.engine.view()
     }
 
-    /// Returns at most `most` lines of the [`Journal`] after line `seq`.
-    pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
-        self.journal.lines_after(seq, most)
+    /// Returns at most `max` lines of the [`Journal`] after line `seq`.
+    pub fn lines_after(&self, seq: i64, max: usize) -> Result<JournalPage, JournalError> {
+        self.journal.lines_after(seq, max)
     }
 
-    /// Returns the last messages of the model and its tools up to this turn. `most`: their number, and the bytes of
+    /// Returns the last messages of the model and its tools up to this turn. `max`: their number, and the bytes of
     /// each.
-    pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
-        self.journal.recent_messages(turn, most)
+    pub fn recent_messages(&self, turn: i64, max: (usize, usize)) -> Result<Vec<String>, JournalError> {
+        self.journal.recent_messages(turn, max)
     }
 
     /// Returns the call behind a tool run, truncated to `bytes`.

@@ -21,7 +21,7 @@ mod prompt_cache;
 pub mod report;
 pub mod reporter;
 pub mod run_lease;
-pub mod sensors;
+pub mod sensor_receiver;
 pub mod spans;
 pub mod startup;
 pub mod task_responses;

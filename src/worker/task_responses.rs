@@ -141,7 +141,7 @@ impl ResponseRefusals {
         self.definite = refuses_for_good(status).then(|| counted(self.definite));
         let all = counted(self.all);
         self.all = Some(all);
-        let is_over = |(count, since): (u32, Instant), most, longest| count >= most && now - since >= longest;
+        let is_over = |(count, since): (u32, Instant), max, longest| count >= max && now - since >= longest;
         let is_wrong = |definite| is_over(definite, MAX_REFUSALS, MAX_REFUSAL);
         self.definite.is_some_and(is_wrong) || is_over(all, MAX_FAILURES, MAX_FAILURE)
     }
@@ -251,25 +251,25 @@ mod tests {
     fn an_invalid_response_is_dropped_after_ten_minutes_and_any_other_refused_one_after_a_day() {
         let start = Instant::now();
         let minutes = |count: u64| start + Duration::from_mins(count);
-        let refused = |status: u16, most: u32, last: Instant| {
+        let refused = |status: u16, max: u32, last: Instant| {
             let mut refusals = ResponseRefusals::default();
-            for _ in 1..most {
+            for _ in 1..max {
                 assert!(!refusals.ends_with(status, start));
             }
             refusals.ends_with(status, last)
         };
         let almost = Duration::from_millis(1);
-        for (status, most, longest) in [
+        for (status, max, longest) in [
             (422, MAX_REFUSALS, MAX_REFUSAL),
             (500, MAX_FAILURES, MAX_FAILURE),
             (404, MAX_FAILURES, MAX_FAILURE),
         ] {
             assert!(
-                !refused(status, most, start + longest.saturating_sub(almost)),
+                !refused(status, max, start + longest.saturating_sub(almost)),
                 "{status}"
             );
-            assert!(!refused(status, most - 1, start + longest), "{status}");
-            assert!(refused(status, most, start + longest), "{status}");
+            assert!(!refused(status, max - 1, start + longest), "{status}");
+            assert!(refused(status, max, start + longest), "{status}");
         }
         // Another answer, or none, ends the row of those that say that it is wrong, and not the day.
         let mut refusals = ResponseRefusals::default();

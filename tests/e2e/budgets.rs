@@ -186,7 +186,7 @@ fn stop_ends_the_loop_until_a_person_adds_room() {
 }
 
 #[test]
-fn what_is_settled_is_what_a_real_models_server_counted() {
+fn the_settled_usage_is_what_a_real_model_server_counted() {
     let (Some(cluster), Some(server)) = (shared(), model_server::real()) else {
         return;
     };

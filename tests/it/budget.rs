@@ -465,7 +465,7 @@ async fn labels_references_and_deleted_budgets_decide_which_agents_draw_on_a_bud
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_lost_gateway_held_is_spent_and_counted() {
+async fn an_amount_held_by_a_lost_gateway_is_spent_and_counted() {
     let Some(harness) = BudgetHarness::start().await else {
         return;
     };

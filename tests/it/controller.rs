@@ -1233,7 +1233,7 @@ async fn an_agent_made_again_waits_for_the_pod_of_the_one_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_namespace_is_served_without_looking_at_the_others() {
+async fn a_controller_of_one_namespace_ignores_the_others() {
     let mut harness = ControllerHarness::without_controller();
     harness.settings.watch_namespaces = vec!["team-b".into()];
     harness.boot().await;

@@ -36,7 +36,7 @@ impl ReconcileObserver for StopsAtStart {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_of_a_reconcile_that_runs_when_the_stop_comes_is_published() {
+async fn an_event_of_a_reconcile_that_runs_at_the_stop_is_published() {
     let clock: WallClock = Arc::new(|| Timestamp::constant(1_800_000_000, 0));
     let server = ApiServer::new(clock.clone());
     let agent = json!({

@@ -315,7 +315,7 @@ async fn without_variables_the_controller_exports_nothing() {
 #[case::told_to_end(false)]
 #[case::another_holds_the_lease(true)]
 #[tokio::test]
-async fn what_is_queued_is_exported_at_an_orderly_end_and_nothing_is_once_the_lead_is_lost(#[case] is_lost: bool) {
+async fn queued_telemetry_is_exported_at_an_orderly_end_and_none_once_the_lead_is_lost(#[case] is_lost: bool) {
     let receiver = Receiver::start().await;
     let endpoint = format!("http://{}", receiver.address);
     // Longer than the test: everything is queued until the end.

@@ -221,7 +221,7 @@ fn cargo_finds_all_packages_in_what_the_dockerfile_copies() {
 /// With what it has built before, since the directory stays.
 #[test]
 #[ignore = "a release build"]
-fn what_the_dockerfile_runs_builds_the_binary() {
+fn the_commands_of_the_dockerfile_build_the_binary() {
     let target = Path::new(env!("CARGO_BIN_EXE_agentloop")).ancestors().nth(2).unwrap();
     let folder = target.join("dockerfile");
     let (sources, binary) = (folder.join("src"), folder.join("agentloop"));

@@ -14,7 +14,7 @@ use agentloop::api::source::SignatureScheme;
 use agentloop::controller::agent::AgentsView;
 use agentloop::controller::gates::webhook::{GateWebhook, WebhookTimes, initialize_webhook_metrics};
 use agentloop::controller::runtime::guarded::GuardedObject;
-use agentloop::sensing::source::webhook::signature::SignatureRule;
+use agentloop::sensor_pipeline::source::webhook::signature::SignatureRule;
 use agentloop::telemetry::metrics::Metrics;
 use axum::Router;
 use axum::body::Bytes;

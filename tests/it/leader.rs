@@ -99,7 +99,7 @@ fn connected() -> Arc<AtomicBool> {
 }
 
 #[tokio::test]
-async fn one_of_two_candidates_leads_and_the_other_takes_over_at_once_after_a_release() {
+async fn the_second_candidate_takes_over_at_once_after_a_release() {
     let Some(cluster) = Cluster::start().await else { return };
     let first = cluster.candidate("a", &connected()).win(|| {}).await;
     let seen = Arc::new(AtomicUsize::new(0));

@@ -26,7 +26,7 @@ mod openmetrics;
 mod plugin;
 mod recovery;
 mod schema;
-mod sensing;
+mod sensor_delivery;
 mod sensor_pods;
 mod sensor_telemetry;
 mod sensors;

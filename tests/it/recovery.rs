@@ -233,7 +233,7 @@ async fn a_pod_deleted_during_a_broken_watch_is_recreated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_became_of_a_pod_while_the_watch_was_cut_off_is_shown() {
+async fn a_change_of_a_pod_during_an_interrupted_watch_is_shown() {
     let harness = ControllerHarness::start().await;
     harness.apply("coast", &json!({}));
     harness.settle().await;

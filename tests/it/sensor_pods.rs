@@ -323,7 +323,7 @@ async fn repeated_foreign_changes_are_reverted_every_half_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_webhook_makes_of_what_is_applied_is_no_change() {
+async fn a_mutation_by_a_webhook_during_the_apply_is_no_change() {
     let mut harness = ControllerHarness::start_with_sensors().await;
     harness.server.mutate(
         SETS,

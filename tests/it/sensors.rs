@@ -183,7 +183,7 @@ async fn an_invalid_sensor_names_field_and_fix_and_listens_once_it_is_corrected(
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_comes_later_receives_and_its_failures_are_its_own_condition_too() {
+async fn an_agent_created_later_receives_and_its_failures_are_also_in_its_own_condition() {
     let harness = ControllerHarness::start_with_sensors().await;
     let sensor = put(&harness, "clock", &json!({}));
     harness.settle().await;

@@ -9,13 +9,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agentloop::sensing::address::AddressPolicy;
-use agentloop::sensing::source::http::SourceTarget;
-use agentloop::sensing::source::ndjson::NdjsonListener;
-use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
-use agentloop::sensing::source::sse::SseListener;
-use agentloop::sensing::source::tls::TlsFiles;
-use agentloop::sensing::source::{ArrivalOutcome, SourceArrival, SourceCursor, SourceFeed, SourceMessage};
+use agentloop::egress::AddressPolicy;
+use agentloop::sensor_pipeline::source::http::SourceTarget;
+use agentloop::sensor_pipeline::source::ndjson::NdjsonListener;
+use agentloop::sensor_pipeline::source::poll::{PollQuery, SourcePoller};
+use agentloop::sensor_pipeline::source::sse::SseListener;
+use agentloop::sensor_pipeline::source::tls::TlsFiles;
+use agentloop::sensor_pipeline::source::{ArrivalOutcome, SourceArrival, SourceCursor, SourceFeed, SourceMessage};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 use tempfile::TempDir;
@@ -35,7 +35,7 @@ fn place(url: &str) -> SourceTarget {
         headers_dir: None,
         tls: TlsFiles::default(),
         policy: Arc::new(AddressPolicy::new(vec!["127.0.0.0/8".parse().unwrap()], vec![])),
-        most_bytes: 10_000,
+        max_bytes: 10_000,
     }
 }
 

@@ -92,7 +92,7 @@ fn a_gate_for_definitions_names_the_server_and_how_to_answer_while_the_loop_runs
 }
 
 #[test]
-fn of_several_gates_the_blocking_one_explains_how_to_answer() {
+fn the_condition_explains_how_to_answer_the_blocking_gate_among_several() {
     let mut case = waiting(None);
     let report = case.last_report.as_mut().unwrap().report.loop_.as_mut().unwrap();
     report.gates.push(Gate {

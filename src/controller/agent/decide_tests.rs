@@ -331,7 +331,7 @@ fn a_pod_that_is_rejected_again_waits_longer_and_one_that_runs_resets_the_wait()
 }
 
 #[test]
-fn what_was_applied_before_a_failed_request_is_remembered() {
+fn objects_applied_before_a_failed_request_are_remembered() {
     let situation = Situation::new();
     let plan = situation.plan_for(Intent::Create);
     let created: WatchedPod = serde_json::from_value(json!({"metadata": {"name": "coast", "uid": "new"}})).unwrap();

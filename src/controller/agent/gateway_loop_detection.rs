@@ -111,12 +111,12 @@ impl GatewayObservation<'_> {
     }
 
     fn repeated(&self, pulse: &RequestStats) -> Option<LoopFinding> {
-        let least = if self.held(GatewaySign::RepeatedRequest) {
+        let min = if self.held(GatewaySign::RepeatedRequest) {
             REPEATED_NO_MORE
         } else {
             REPEATED
         };
-        (pulse.identical >= least).then(|| LoopFinding {
+        (pulse.identical >= min).then(|| LoopFinding {
             sign: GatewaySign::RepeatedRequest,
             message: format!(
                 "{FROM_OUTSIDE}at least {REPEATED} of the last 20 answered requests were identical byte for byte \
@@ -134,12 +134,12 @@ impl GatewayObservation<'_> {
             .iter()
             .map(|limit| (alarm(*limit), limit))
             .min_by_key(|(alarm, _)| *alarm)?;
-        let most = if self.held(GatewaySign::HighBurnRate) {
+        let max = if self.held(GatewaySign::HighBurnRate) {
             alarm / 2
         } else {
             alarm
         };
-        (pulse.tokens > most).then(|| LoopFinding {
+        (pulse.tokens > max).then(|| LoopFinding {
             sign: GatewaySign::HighBurnRate,
             message: format!(
                 "{FROM_OUTSIDE}more than {alarm} tokens within {BURN_SECONDS} s: the limit of {} tokens in {} s would \

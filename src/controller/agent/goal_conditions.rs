@@ -9,7 +9,7 @@ use crate::support::text::counted;
 
 const BELOW_THRESHOLD: &str = "BelowThreshold";
 const UNREADABLE: &str = "AnswerUnreadable";
-/// Most missing artifacts that a message names.
+/// Maximum number of missing artifacts that a message names.
 const MAX_PATHS: usize = 5;
 /// How to start a loop again.
 const RESTART: &str = "Change the spec or set the annotation agentloop.dev/wake to restart from the first step";

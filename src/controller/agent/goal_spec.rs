@@ -7,7 +7,7 @@ use crate::api::AgentSpec;
 use crate::api::goal::{AcceptanceCriterion, GoalSpec};
 use crate::support::json_schema;
 
-/// Most characters of a problem.
+/// Maximum number of characters of a problem.
 const MAX_PROBLEM: usize = 300;
 
 /// The goal as a text; `None`: there is none.

@@ -519,7 +519,7 @@ fn the_same_facts_yield_the_same_status() {
 }
 
 #[test]
-fn what_has_not_been_reported_yet_keeps_its_status() {
+fn fields_not_reported_yet_keep_their_status() {
     let mut before = Case {
         last_report: Some(held(LoopState::Paused, PauseReason::ConsecutiveErrors)),
         ..Case::default()
@@ -654,7 +654,7 @@ fn share(remaining: i64, exhausted: bool) -> LimitShares {
 }
 
 #[test]
-fn what_others_use_of_a_budget_is_shown_with_the_next_change_and_not_before() {
+fn usage_of_a_budget_by_others_is_shown_with_the_next_change_and_not_before() {
     let first = Case {
         shares: share(90, false),
         ..Case::default()

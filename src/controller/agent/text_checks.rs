@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_script_is_checked_at_a_time_and_known_ones_do_not_wait() {
+    async fn scripts_are_checked_one_at_a_time_and_known_ones_do_not_wait() {
         let scripts = TextChecker::new();
         let known = "turns: [{text: a}]".to_owned();
         scripts.check(TextKind::Script, known.clone()).await.unwrap();

@@ -28,7 +28,7 @@ const INSTALL_SIZE: &str = "128Mi";
 const HOME: &str = "HOME";
 const TMP_DIR: &str = "/tmp";
 const TMP_SIZE: &str = "1Gi";
-/// Most seconds by which a command of the shell ends before its call does, so that its output is returned.
+/// Maximum number of seconds by which a command of the shell ends before its call does, so that its output is returned.
 const SHELL_MARGIN: u32 = 10;
 
 /// The init containers after the gateway, in their order: the kubelet starts a sidecar when those before it have started.

@@ -6,7 +6,7 @@ use crate::api::usage_counts::raise;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::LoopTotals;
 
-/// Most models listed in the status.
+/// Maximum number of models listed in the status.
 const MAX_MODELS: usize = 10;
 
 /// Merges the written totals, the remembered ones and the last report. What a pod has reported and is not written yet

@@ -19,7 +19,7 @@ use crate::api::{Agent, AgentStatus, WORKSPACE_LABEL};
 use crate::controller::budget::assignment::{CallObstacle as Unlimited, CallObstacleReason};
 use crate::controller::runtime::names;
 use crate::link::pod::MAX_SKILL_BYTES;
-use crate::sensing::expression::{Expression, ExpressionScope, PatternAllowance};
+use crate::sensor_pipeline::expression::{Expression, ExpressionScope, PatternAllowance};
 use crate::support::json_schema;
 
 /// Limit of a label value and of a pod's host name.

@@ -27,7 +27,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The message about a token that the API server rejects.
 pub(in crate::controller) const REJECTED_TOKEN: &str =
     "the API server rejected the token: it has expired, or belongs to another cluster or audience";
-/// Most concurrent authorizations; further ones wait.
+/// Maximum number of concurrent authorizations; further ones wait.
 const MAX_QUESTIONS: usize = 8;
 
 /// What a client may be permitted to do with an Agent.

@@ -31,11 +31,11 @@ use crate::support::hash::sha256;
 const BELIEVED: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(1));
 /// How long a rejection is cached.
 const REFUSED: Duration = Duration::from_secs(10);
-/// Most cached results of each kind. The least recently used are evicted.
+/// Maximum number of cached results of each kind. The least recently used are evicted.
 const MAX_REMEMBERED: usize = 32_768;
 /// Time limit for one TokenReview.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most concurrent `TokenReview`s; further ones wait.
+/// Maximum number of concurrent `TokenReview`s; further ones wait.
 const MAX_REVIEWS: usize = 16;
 /// Longest accepted token.
 const MAX_TOKEN_BYTES: usize = 8 * 1024;
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_of_a_service_account_is_refused() {
+    fn a_token_of_another_kind_than_a_service_account_is_refused() {
         let good = token(&serde_json::json!({"aud": LINK_AUDIENCE, "exp": 2000, "sub": ACCOUNT}));
         let now = Timestamp::from_second(1000).unwrap();
         assert!(token_expiry(&good, now).is_ok());

@@ -31,7 +31,7 @@ use crate::support::hash;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same for a reader that the API server authorized within [`STALE_ANSWER_LIFETIME`], and that may read without an answer as well.
 const RECHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most concurrent authorizations of unknown tokens, and of known ones; further ones wait.
+/// Maximum number of concurrent authorizations of unknown tokens, and of known ones; further ones wait.
 const MAX_QUESTIONS: usize = 4;
 /// How long an answer is kept.
 const ANSWER_LIFETIME: Duration = Duration::from_mins(1);
@@ -41,7 +41,7 @@ const STALE_ANSWER_LIFETIME: Duration = Duration::from_hours(1);
 const UNREACHABLE: Duration = Duration::from_secs(10);
 /// How long an answer to a review of a known reader is still recorded, though the reader waits no longer.
 const LATE_REVIEW_TIMEOUT: Duration = UNREACHABLE;
-/// Most answers that are kept; beyond them, the oldest is dropped.
+/// Maximum number of answers that are kept; beyond them, the oldest is dropped.
 const MAX_KEPT: usize = 256;
 
 /// What a reader of /metrics must present.

@@ -15,18 +15,18 @@ use tokio::time::Instant;
 use crate::support::connections::{ConnectionBounds, ConnectionLimiter, ConnectionSlot};
 use crate::support::hash;
 
-/// Most pending reviews, in total and per address. The pods of a node may share an address.
+/// Maximum number of pending reviews, in total and per address. The pods of a node may share an address.
 const WAITING: ConnectionBounds = ConnectionBounds::of_strangers(4096, 64);
-/// Most invalid tokens per address within [`WINDOW`].
+/// Maximum number of invalid tokens per address within [`WINDOW`].
 pub(in crate::controller) const MAX_WRONG: u32 = 20;
 /// How long the invalid tokens of an address count.
 pub(in crate::controller) const WINDOW: Duration = Duration::from_secs(10);
 /// Invalid tokens of all addresses within [`WINDOW`], below which those of one address keep no other token out: what servers allow
 /// whose clients share addresses with strangers.
 pub(in crate::controller) const SHARED_ROOM: u32 = 200;
-/// Most rejected tokens that are remembered. When it is reached, all are forgotten.
+/// Maximum number of rejected tokens that are remembered. When it is reached, all are forgotten.
 const MAX_REJECTED: usize = 1024;
-/// Most addresses whose invalid tokens are counted. When it is reached, all counts are dropped.
+/// Maximum number of addresses whose invalid tokens are counted. When it is reached, all counts are dropped.
 const MAX_ADDRESSES: usize = 16_384;
 
 /// The hash of a token, so that no token is kept.
@@ -115,10 +115,10 @@ impl ReviewLimiter {
         }
     }
 
-    /// Lets an address exceed its share of invalid tokens while those of all addresses are fewer than `room`.
-    pub(in crate::controller) fn with_shared_room(self, room: u32) -> Self {
+    /// Lets an address exceed its share of invalid tokens while those of all addresses are fewer than `capacity`.
+    pub(in crate::controller) fn with_shared_room(self, capacity: u32) -> Self {
         Self {
-            shared_room: room,
+            shared_room: capacity,
             ..self
         }
     }
@@ -225,9 +225,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_address_exceeds_its_share_while_there_is_room_for_all() {
-        let room = MAX_WRONG + 5;
-        let gate = ReviewLimiter::new(1).with_shared_room(room);
-        for _ in 1..room {
+        let capacity = MAX_WRONG + 5;
+        let gate = ReviewLimiter::new(1).with_shared_room(capacity);
+        for _ in 1..capacity {
             gate.record_failure(address(1));
         }
         assert!(gate.acquire(address(1)).await.is_some());

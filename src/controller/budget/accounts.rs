@@ -157,7 +157,7 @@ impl AccountBook {
             account: restored,
             blocked: BTreeMap::new(),
             smallest_requests: BTreeMap::new(),
-            checked_room: None,
+            checked_availability: None,
             released: false,
             revision: 0,
         };
@@ -789,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn one_large_call_does_not_show_that_a_budget_is_spent() {
+    fn a_budget_is_not_exhausted_because_a_single_large_call_was_refused() {
         let mut book = book(1000);
         book.apply_request(&holder("a"), |_| true, &asking("b", 600, vec![]), at(1));
         write(&mut book, 1);

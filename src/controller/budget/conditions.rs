@@ -130,7 +130,7 @@ impl BudgetConditions<'_> {
                 format::exact(spent.kind, limit),
                 format::number(spent.kind, account.reserved().get(spent.kind)),
             ));
-            let most: Vec<String> = account
+            let highest: Vec<String> = account
                 .shares()
                 .into_iter()
                 .take(3)
@@ -143,8 +143,8 @@ impl BudgetConditions<'_> {
                     )
                 })
                 .collect();
-            if !most.is_empty() {
-                parts.push(format!("Highest usage: {}", most.join(", ")));
+            if !highest.is_empty() {
+                parts.push(format!("Highest usage: {}", highest.join(", ")));
             }
         }
         parts.push(match (spent.held, spent.resets_at) {

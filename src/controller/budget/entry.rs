@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::api::NamespacedName;
 use crate::api::amount::{Amount, AmountKind, LimitAmounts};
-use crate::ledger::account::{Account, AccountRoom, GrantRefusal, GrantRequest, LeaseHolder};
+use crate::ledger::account::{Account, AccountAvailability, GrantRefusal, GrantRequest, LeaseHolder};
 
 /// If at most this fraction (1/4) of a limit is left, the requests of Agents that are awake can show exhaustion; if
 /// more is left, all Agents that draw on the account must have requested.
@@ -40,7 +40,7 @@ pub struct AccountEntry {
     /// The smallest amount that each Agent last requested for a call.
     pub(super) smallest_requests: BTreeMap<NamespacedName, Amount>,
     /// The room with which [`Self::blocked`] was last checked.
-    pub(super) checked_room: Option<AccountRoom>,
+    pub(super) checked_availability: Option<AccountAvailability>,
     /// An Agent was blocked in this term and no longer is.
     pub(super) released: bool,
     pub(super) revision: i64,
@@ -160,8 +160,8 @@ impl AccountEntry {
 
     /// Releases Agents that have room now, and updates when the others will have some.
     pub(super) fn release_blocked(&mut self) {
-        let room = self.account.room();
-        if self.checked_room.as_ref() == Some(&room) {
+        let availability = self.account.availability();
+        if self.checked_availability.as_ref() == Some(&availability) {
             return;
         }
         let (before, account) = (self.blocked.len(), &self.account);
@@ -172,6 +172,6 @@ impl AccountEntry {
         if self.blocked.len() < before {
             (self.released, self.revision) = (true, self.revision + 1);
         }
-        self.checked_room = Some(room);
+        self.checked_availability = Some(availability);
     }
 }

@@ -331,7 +331,7 @@ async fn a_volume_that_returns_within_the_wait_reports_the_exact_amount() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_window_that_lasts_the_exact_numbers_are_waited_for_as_long_as_the_volume_is_there() {
+async fn a_lease_in_a_permanent_window_waits_for_exact_numbers_as_long_as_its_volume_exists() {
     let harness = MaintenanceHarness::new(false, true);
     harness.budgets.pod_gone(&key());
     harness.wait(100_000).await;

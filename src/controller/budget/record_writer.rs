@@ -165,8 +165,8 @@ impl BudgetLedger {
         }
     }
 
-    /// Composes up to `most` due writes. `look`: including those that only change the visible status.
-    fn start_writes(&self, most: usize, look: bool) -> Vec<WriteJob> {
+    /// Composes up to `max` due writes. `look`: including those that only change the visible status.
+    fn start_writes(&self, max: usize, look: bool) -> Vec<WriteJob> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let now = self.now();
@@ -202,7 +202,7 @@ impl BudgetLedger {
             .map(|(id, _)| id.clone())
             .collect();
         due.extend(show);
-        due.truncate(most);
+        due.truncate(max);
         due.into_iter().filter_map(|id| self.compose(state, id, now)).collect()
     }
 

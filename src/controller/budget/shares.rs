@@ -56,7 +56,7 @@ impl LimitShares {
         }
         if let LimitName::Budget(name) = limit {
             let (of_all, of_own) = (entry.remaining(), part.left_after(&own));
-            let left = |kind| least(of_all.get(kind), of_own.get(kind));
+            let left = |kind| smaller(of_all.get(kind), of_own.get(kind));
             self.budgets.push(BudgetShare {
                 name: name.clone(),
                 remaining_tokens: left(AmountKind::Tokens),
@@ -87,7 +87,7 @@ pub(super) fn left(entry: &AccountEntry, agent: &NamespacedName) -> AccountRemai
     }
 }
 
-fn least(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+fn smaller(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_changes_by_tenths_of_each_limit() {
+    fn the_remaining_share_changes_by_tenths_of_each_limit() {
         let rolling = serde_json::json!({"rolling": {"seconds": 3600}});
         let tenths = |used, own| {
             let left = left_of(&rolling, used, own);
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn the_smaller_of_both_is_left() {
-        assert_eq!(least(Some(3), Some(5)), Some(3));
-        assert_eq!(least(None, Some(5)), Some(5));
-        assert_eq!(least(None, None), None);
+        assert_eq!(smaller(Some(3), Some(5)), Some(3));
+        assert_eq!(smaller(None, Some(5)), Some(5));
+        assert_eq!(smaller(None, None), None);
     }
 }

@@ -5,9 +5,9 @@
 //! a worker that has started since this leader received a report of the one before in the same pod. This includes what
 //! happened without a pod: a worker reads the answers to its gates when it starts, and its first report has them.
 //!
-//! Undecidable is the first report of a pod that another leader has created: whether that one has added its counts is
-//! known to nobody, and it is the same whether the leader changed before the report or after it. Such counts are not added; a
-//! change of the leader while there is no pod loses nothing, since the next leader creates the pod.
+//! The first report of a pod that another leader has created cannot be decided: whether that leader has added the counts is
+//! not known, no matter whether the leader changed before the report or after it. Such counts are not added. A change of the
+//! leader while there is no pod loses nothing, since the next leader creates the pod.
 
 use jiff::Timestamp;
 use strum::IntoEnumIterator as _;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_report_no_memory_is_kept() {
+    fn the_memory_of_a_long_report_is_released() {
         let mut reported = ReportedDurations::default();
         new_calls(&mut reported, calls(&vec![("m", [].as_slice()); 10_000]));
         // The smallest that a vector grows to.
@@ -330,19 +330,19 @@ mod tests {
         assert_eq!(new_calls(&mut reported, calls(&[])), []);
         let models = calls(&[("a", &[1]), ("b", &[1]), ("c", &[1])]);
         assert_eq!(new_calls(&mut reported, models), new(&[("a", &[1]), ("b", &[1])]));
-        let (most, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
-        let buckets = calls(&[("x", &most), ("y", &more)]);
-        assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &most), ("y", &[])]));
+        let (max, more) = ([1; CALL_BOUNDS.len() + 1], [1; CALL_BOUNDS.len() + 2]);
+        let buckets = calls(&[("x", &max), ("y", &more)]);
+        assert_eq!(new_calls(&mut reported, buckets), new(&[("x", &max), ("y", &[])]));
         let (name, longer) = ("n".repeat(MAX_NAME), "n".repeat(MAX_NAME + 1));
         let names = calls(&[(&longer, &[1]), (&name, &[1])]);
         assert_eq!(new_calls(&mut reported, names), new(&[(&name, &[1])]));
-        let (most, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
+        let (max, more) = ([1; TURN_BOUNDS.len() + 1], [1; TURN_BOUNDS.len() + 2]);
         reported.take(&mut of_loop(&[], &[]));
         let (most_waits, more_waits) = ([1; APPROVAL_BOUNDS.len() + 1], [1; APPROVAL_BOUNDS.len() + 2]);
         let mut grown = |buckets: &[u64]| reported.take(&mut denied(buckets)).approvals.denied.buckets;
         assert_eq!(grown(&most_waits), most_waits);
         assert_eq!(grown(&more_waits), [0; 0]);
-        assert_eq!(reported.take(&mut of_loop(&most, &[])).turns.buckets, most);
+        assert_eq!(reported.take(&mut of_loop(&max, &[])).turns.buckets, max);
         assert_eq!(reported.take(&mut of_loop(&more, &[])).turns.buckets, [0; 0]);
     }
 }

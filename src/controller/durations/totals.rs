@@ -22,14 +22,14 @@ use crate::telemetry::exposition::{Exemplar, FamilyWriter, Labels, MetricWriter}
 use crate::telemetry::families::SeriesSource;
 use crate::telemetry::registry::{self, Metric};
 
-/// Most models of a namespace with series of their own.
+/// Maximum number of models of a namespace with series of their own.
 pub const MAX_MODELS: usize = 10;
-/// Most namespaces. Beyond them, the one whose durations have not grown for longest makes room if that is [`IDLE`] or
-/// longer: namespaces that are all in use would otherwise evict each other, and none would have rates.
+/// Maximum number of namespaces. Beyond them, the one whose durations have not grown for longest makes room if that is
+/// [`IDLE`] or longer: namespaces that are all in use would otherwise evict each other, and none would have rates.
 pub const MAX_NAMESPACES: usize = 1000;
 /// How long the durations of a namespace have not grown when it makes room for another.
 const IDLE: SignedDuration = SignedDuration::from_mins(10);
-/// Most durations that one report adds. A pod reports several times a minute.
+/// Maximum number of durations that one report adds. A pod reports several times a minute.
 const MAX_COUNTED: u64 = 1_000_000;
 
 /// What the spec of an Agent says, for labels.

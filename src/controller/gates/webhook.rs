@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::controller::agent::AgentsView;
 use crate::controller::gates::announcements::{DueAnnouncement, GateAnnouncements, GateChange, GateKey, open_gates};
 use crate::controller::runtime::WallClock;
-use crate::sensing::source::webhook::signature::WebhookSigner;
+use crate::sensor_pipeline::source::webhook::signature::WebhookSigner;
 use crate::support::backoff::jitter;
 use crate::support::text::root_cause;
 use crate::telemetry::metrics::Metrics;

@@ -133,8 +133,8 @@ fn visible<T>(
     allowed
 }
 
-fn more(count: usize, most: usize, what: &str) -> Option<String> {
-    (count > most).then(|| format!("{} more {what}: choose a namespace.", count - most))
+fn more(count: usize, max: usize, what: &str) -> Option<String> {
+    (count > max).then(|| format!("{} more {what}: choose a namespace.", count - max))
 }
 
 /// The rows of these Agents, and the turns of the first of them that the user may see. Also the number of these that

@@ -26,11 +26,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(10);
 /// How long a failure is the answer of a session.
 const FAILED: Duration = Duration::from_secs(5);
-/// Most questions of one look.
+/// Maximum number of questions of one look.
 pub(super) const MAX_QUESTIONS: usize = 200;
-/// Most questions of the page at a time.
+/// Maximum number of questions of the page at a time.
 pub(super) const AT_ONCE: usize = 8;
-/// Most filters whose answers are kept for one session.
+/// Maximum number of filters whose answers are kept for one session.
 const MAX_FILTERS: usize = 4;
 
 /// What the page shows of a namespace.

@@ -25,9 +25,9 @@ use crate::support::random::random_hex;
 pub const IDLE: Duration = Duration::from_mins(15);
 /// The longest duration of a session. To continue, a user must be identified again, as for a stream of events.
 pub const MAX_SESSION: Duration = Duration::from_hours(1);
-/// Most sessions; beyond them, the oldest ends of a user who has the most.
+/// Maximum number of sessions; beyond them, the oldest ends of a user who has the most.
 pub const MAX_SESSIONS: usize = 64;
-/// Most sessions of one user; beyond them, the user's oldest ends.
+/// Maximum number of sessions of one user; beyond them, the user's oldest ends.
 pub const MAX_SESSIONS_OF_ONE: usize = 4;
 
 /// Why there is no new session.
@@ -95,11 +95,11 @@ impl PageSessionTable {
         replaced: &[String],
         now: Timestamp,
     ) -> Result<String, SessionRefusal> {
-        let most = match token_end(token) {
+        let max = match token_end(token) {
             Some(end) => MAX_SESSION.min(Duration::try_from(end.duration_since(now)).unwrap_or(Duration::ZERO)),
             None => MAX_SESSION,
         };
-        if most.is_zero() {
+        if max.is_zero() {
             return Err(SessionRefusal::Expired);
         }
         let id = random_hex::<32>().ok_or(SessionRefusal::NoRandom)?;
@@ -115,15 +115,15 @@ impl PageSessionTable {
             end_oldest_of(&mut sessions, &name);
         }
         while sessions.len() >= MAX_SESSIONS {
-            let most = user_with_most(&sessions);
-            end_oldest_of(&mut sessions, &most);
+            let user = user_with_most(&sessions);
+            end_oldest_of(&mut sessions, &user);
         }
         let session = PageSession {
             user,
             rights: tokio::sync::Mutex::default(),
             questions: self.questions.clone(),
             ended: CancellationToken::new(),
-            ends: began + most,
+            ends: began + max,
             began,
             used: Mutex::new(began),
         };
@@ -160,8 +160,8 @@ fn user_with_most(sessions: &Sessions) -> String {
         let (count, oldest) = counts.entry(session.name()).or_insert((0, began));
         (*count, *oldest) = (*count + 1, began.max(*oldest));
     }
-    let most = counts.into_iter().max_by_key(|(_, count)| *count);
-    most.map(|(name, _)| name.to_owned()).unwrap_or_default()
+    let user = counts.into_iter().max_by_key(|(_, count)| *count);
+    user.map(|(name, _)| name.to_owned()).unwrap_or_default()
 }
 
 fn end_oldest_of(sessions: &mut Sessions, user: &str) {

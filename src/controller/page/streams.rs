@@ -57,8 +57,10 @@ impl StreamTable {
             return Err(StreamRefusal::OfUser);
         }
         if open.streams.len() >= MAX_READERS {
-            let most = open.oldest_of_who_has_most();
-            let (_, oldest) = most.filter(|(most, _)| *most > own + 1).ok_or(StreamRefusal::InTotal)?;
+            let busiest = open.oldest_of_who_has_most();
+            let (_, oldest) = busiest
+                .filter(|(count, _)| *count > own + 1)
+                .ok_or(StreamRefusal::InTotal)?;
             if let Some(stream) = open.streams.remove(&oldest) {
                 stream.displaced.cancel();
             }
@@ -89,8 +91,8 @@ impl OpenStreams {
         for (number, stream) in &self.streams {
             users.entry(&stream.user).or_insert((0, Reverse(*number))).0 += 1;
         }
-        let (most, Reverse(oldest)) = users.into_values().max()?;
-        Some((most, oldest))
+        let (count, Reverse(oldest)) = users.into_values().max()?;
+        Some((count, oldest))
     }
 }
 

@@ -20,9 +20,9 @@ use crate::controller::pod_sessions::PodSessions;
 use crate::link::events::{ClientRefusal, EventStreamItem, EventSubscription, LATEST};
 use crate::page::recent::{AgentHistory, MAX_LINES, RecentEvents};
 
-/// Most Agents that are followed. Fewer than the link allows readers, so that others can read too.
+/// Maximum number of Agents that are followed. Fewer than the link allows readers, so that others can read too.
 pub const MAX_FOLLOWED: usize = 64;
-/// Most Agents whose turns one page shows.
+/// Maximum number of Agents whose turns one page shows.
 pub const MAX_WITH_TURNS: usize = 20;
 /// How long an Agent is followed after its turns were shown last.
 const LINGER: Duration = Duration::from_secs(30);
@@ -127,8 +127,8 @@ impl FollowedLoops {
             *oldest = (*oldest).max(shown);
         }
         let own = namespaces.get(namespace).map_or(0, |(count, _)| *count);
-        let most = namespaces.into_values().max().filter(|(most, _)| *most > own + 1);
-        let Some(gives_way) = most.map(|(_, Reverse((_, agent)))| agent.clone()) else {
+        let busiest = namespaces.into_values().max().filter(|(count, _)| *count > own + 1);
+        let Some(gives_way) = busiest.map(|(_, Reverse((_, agent)))| agent.clone()) else {
             return false;
         };
         self.agents.remove(&gives_way);

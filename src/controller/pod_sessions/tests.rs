@@ -53,15 +53,15 @@ fn lost_leases_are_counted_once_per_pod_up_to_a_bound_and_not_backwards() {
         );
     };
     expect(1);
-    let most = i64::try_from(MAX_LOST_LEASES).unwrap();
-    let counted = [i64::MIN, i64::MAX, 3, 2, 5, most].map(|lost| report(1, lost));
+    let max = i64::try_from(MAX_LOST_LEASES).unwrap();
+    let counted = [i64::MIN, i64::MAX, 3, 2, 5, max].map(|lost| report(1, lost));
     assert_eq!(
         counted,
         [0, MAX_LOST_LEASES, 0, 0, 0, 0],
         "one pod reports as much as it likes"
     );
     expect(2);
-    let counted = [most, most - 1, 2 * most - 2, 2 * most - 1, 2 * most].map(|lost| report(2, lost));
+    let counted = [max, max - 1, 2 * max - 2, 2 * max - 1, 2 * max].map(|lost| report(2, lost));
     assert_eq!(counted, [0, 0, MAX_LOST_LEASES - 1, 1, 0]);
 }
 

@@ -143,7 +143,7 @@ fn of_gateway() -> Value {
     json!({})
 }
 
-/// A worker that started at this second has seen so many approvals.
+/// A worker that started at this second has seen this many approvals.
 fn approvals(second: u32, count: u64) -> Value {
     let approved = json!({"buckets": [count], "sumMicroseconds": count * 1_000});
     let start = format!("2026-01-02T03:04:{second:02}Z");

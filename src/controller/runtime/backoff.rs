@@ -13,23 +13,23 @@ pub(in crate::controller) struct ReconcileBackoff {
     /// Delay before the second attempt.
     pub(in crate::controller) first: Duration,
     /// Upper limit of the delay.
-    pub(in crate::controller) most: Duration,
+    pub(in crate::controller) max: Duration,
 }
 
 /// After an error of the API server.
 pub(in crate::controller) const ERRORS: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
-    most: Duration::from_mins(5),
+    max: Duration::from_mins(5),
 };
 /// While a referenced object is missing. Referenced objects are not watched, so they are polled.
 pub(in crate::controller) const REFERENCES: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
-    most: Duration::from_secs(30),
+    max: Duration::from_secs(30),
 };
 /// Before a pod is recreated that failed or that the API server rejected.
 pub(in crate::controller) const PODS: ReconcileBackoff = ReconcileBackoff {
     first: Duration::from_secs(1),
-    most: Duration::from_mins(5),
+    max: Duration::from_mins(5),
 };
 
 /// The time from `now` to `moment`; zero if that is in the past.
@@ -40,7 +40,7 @@ pub(in crate::controller) fn until(moment: Timestamp, now: Timestamp) -> Duratio
 impl ReconcileBackoff {
     /// The delay after `attempts` failed attempts (1 or more): 80 to 100 % of the doubled value.
     pub(in crate::controller) fn delay(self, attempts: u32, object: &str) -> Duration {
-        let doubled = doubled(self.first, attempts.saturating_sub(1), self.most);
+        let doubled = doubled(self.first, attempts.saturating_sub(1), self.max);
         let mut hasher = DefaultHasher::new();
         (object, attempts).hash(&mut hasher);
         let percent = u32::try_from(hasher.finish() % 21).unwrap_or(0);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_requests_that_fail_both_are_reported() {
+    fn both_errors_are_reported_when_two_requests_fail() {
         let failed = both::<(), ()>(Err(timeout("create a pod")), Err(timeout("create a volume claim")));
         let error = failed.unwrap_err();
         assert_eq!(error.kind(), ReconcileErrorKind::Timeout);

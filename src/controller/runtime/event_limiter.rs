@@ -10,11 +10,12 @@ use jiff::Timestamp;
 
 use super::events::EventHash;
 
-/// Most Events at once.
+/// Maximum number of Events at once.
 pub(super) const BURST: u16 = 25;
 /// Time after which another Event is admitted, in milliseconds: five minutes.
 pub(super) const REFILL: i64 = 5 * 60 * 1000;
-/// Most keys with fewer than [`BURST`] Events left; beyond them, the one that has most left begins with a full burst again.
+/// Maximum number of keys with fewer than [`BURST`] Events left; beyond them, the one that has most left begins with a
+/// full burst again.
 pub(super) const MAX_KEYS: usize = 4096;
 
 /// A token bucket of each object and reason.

@@ -20,7 +20,7 @@ use crate::support::hash;
 
 /// Bound of the queue; further Events are dropped.
 const QUEUE: usize = 1024;
-/// Most bytes of a note: the API server rejects an Event with a longer one.
+/// Maximum number of bytes of a note: the API server rejects an Event with a longer one.
 const MAX_NOTE_BYTES: usize = 1024;
 /// The end of a note that was too long.
 const CUT: &str = "…";
@@ -28,7 +28,7 @@ const CUT: &str = "…";
 const SEND: Duration = Duration::from_secs(10);
 /// How long after the last one the same Event counts as another of its series.
 const SERIES: SignedDuration = SignedDuration::from_mins(6);
-/// Most Events that can become series; beyond them, the oldest is forgotten, and the same Event is a new one.
+/// Maximum number of Events that can become series; beyond them, the oldest is forgotten, and the same Event is a new one.
 const MAX_RECENT: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_parsed_ends_neither_a_list_nor_a_watch() {
+    fn an_unparseable_object_ends_neither_a_list_nor_a_watch() {
         let (good, bad) = (valid(), agent(&json!({"suspend": 7})));
         let list = json!({
             "apiVersion": "agentloop.dev/v1alpha1", "kind": "AgentList",

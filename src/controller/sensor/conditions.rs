@@ -37,7 +37,7 @@ const STARTING: &str = "Starting";
 pub(super) const SILENT: &str = "Silent";
 /// Reason of `Ready=False` while a receiver cannot score a signal.
 const NO_LIGHT_MODEL: &str = "NoLightModel";
-/// Most names in one message.
+/// Maximum number of names in one message.
 const MAX_NAMES: usize = 3;
 
 pub(super) fn compute(facts: &SensorStatusInput<'_>) -> Vec<Condition> {

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_read_receives_by_its_name_and_labels() {
+    fn an_unreadable_agent_receives_by_its_name_and_labels() {
         let mut index = index();
         index.sensor_seen(sensor("s", 1, &json!({"agentNames": ["c"]})));
         index.sensor_seen(sensor(
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_comes_or_changes_its_labels_receives_what_selects_it() {
+    fn an_agent_that_is_created_or_relabelled_receives_from_the_sensors_that_select_it() {
         let mut index = index();
         index.sensor_seen(sensor(
             "red",
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_does_not_listen_and_keeps_what_it_did() {
+    fn an_unusable_sensor_is_suspended_for_its_receivers() {
         let mut index = index();
         let mut broken = sensor("s", 1, &json!({"agentNames": ["a"]}));
         broken.checked.as_mut().unwrap().problem = Some("spec.signals[0].when: why".into());

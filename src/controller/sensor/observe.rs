@@ -8,7 +8,7 @@ use super::registry::SensorRegistry;
 use super::secrets::{self, SecretLookup};
 use super::snapshot::SensorSnapshot;
 use crate::controller::runtime::error::{ReconcileError, find};
-use crate::sensing::source::webhook::signature::unusable;
+use crate::sensor_pipeline::source::webhook::signature::unusable;
 
 /// Everything that was read for one reconcile.
 pub(super) struct ObservedSensor {

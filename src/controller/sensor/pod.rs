@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_secrets_of_tls_the_pod_has_just_the_keys_it_needs() {
+    fn the_pod_mounts_only_the_keys_of_tls_secrets_that_it_needs() {
         let tls = json!({"caSecretRef": {"name": "roots"}, "clientCertificateSecretRef": {"name": "me"}});
         let socket = json!({"url": "wss://example.com", "tls": tls});
         let pod = template(&sensor(

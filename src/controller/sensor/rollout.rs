@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_run_waits_for_no_other() {
+    fn an_idle_queue_waits_only_for_the_first_delay() {
         let start = Instant::now();
         let turns = ReplacementQueue::since(start);
         assert_eq!(turns.wait_idle(start), FIRST_REPLACEMENT_DELAY);

@@ -340,7 +340,7 @@ async fn the_pod_of_a_sensor_delivers_while_its_spec_waits_for_a_check() {
 }
 
 #[tokio::test]
-async fn what_is_not_checked_needs_no_check_when_it_is_edited() {
+async fn an_edit_of_a_field_that_is_not_checked_needs_no_check() {
     let leader = Leader::listed(&["n"], &[sensor("n", "s", 1, &text(1))]);
     leader.step().unwrap();
     let mut suspended = text(1);

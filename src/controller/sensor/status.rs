@@ -21,7 +21,7 @@ use crate::support::text::first_bytes;
 
 /// Receivers whose totals are kept in status, so that a restart of the controller counts nothing twice.
 pub(super) const MAX_RECEIVERS: usize = 100;
-/// Most bytes of `status.lastDeliveryId`.
+/// Maximum number of bytes of `status.lastDeliveryId`.
 const ID_BYTES: usize = 253;
 
 pub(super) struct SensorStatusInput<'a> {

@@ -4,7 +4,7 @@ use kube::core::Selector;
 
 use crate::api::SensorSpec;
 use crate::controller::plain_http::plain_http_warning;
-use crate::sensing;
+use crate::sensor_pipeline;
 
 /// The Agents that a spec selects by labels. `None`: none, or by a selector that [`validate`] refuses.
 pub(super) fn selector(spec: &SensorSpec) -> Option<Selector> {
@@ -18,7 +18,7 @@ pub(super) fn validate(spec: &SensorSpec) -> Option<String> {
     let unselected = selector
         .err()
         .map(|error| format!("spec.agentSelector.matchExpressions: {error}; In and NotIn need values"));
-    let mistakes = sensing::check(spec).err().map(|mistakes| mistakes.to_string());
+    let mistakes = sensor_pipeline::check(spec).err().map(|mistakes| mistakes.to_string());
     let problems: Vec<String> = unselected.into_iter().chain(mistakes).collect();
     (!problems.is_empty()).then(|| problems.join("; "))
 }

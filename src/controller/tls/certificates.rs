@@ -37,7 +37,7 @@ const CLOCK_LOOK: Duration = Duration::from_secs(30);
 const CLOCK_STEP: SignedDuration = SignedDuration::from_mins(5);
 /// Delay after a failed check.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
-/// Most attempts to write after conflicts.
+/// Maximum number of attempts to write after conflicts.
 const MAX_CONFLICTS: u32 = 5;
 
 /// Why the certificates could not be created, read or renewed.

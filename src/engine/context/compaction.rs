@@ -19,7 +19,7 @@ use crate::turn::Turn;
 use crate::{CallId, CallPurpose, JournalRecord, RecordKind, time_math};
 use agentloop_api::failure::{CallFailure, FailureKind};
 
-/// Most bytes of a summary: it is written with each step of the loop.
+/// Maximum number of bytes of a summary: it is written with each step of the loop.
 pub const MAX_BYTES: u64 = 16 * 1024;
 /// Tokens that a summary must replace: to save fewer, the call costs more than it is worth.
 pub const MIN_REPLACED: u64 = 500;
@@ -39,7 +39,7 @@ const BYTES_PER_WORD: u64 = 8;
 pub struct Compaction {
     /// How many of the oldest messages it covers: whole turns, or whole calls of a turn that is too large.
     messages: usize,
-    /// The most bytes it may have.
+    /// Maximum number of bytes it may have.
     most_bytes: u64,
     /// Failed attempts at it.
     failures: u32,
@@ -70,19 +70,19 @@ impl Engine {
         let asked = prompt_size::message_size(&prompt::summary_request(MAX_BYTES / BYTES_PER_WORD));
         let limit = self.state.budget.tokens.unwrap_or(u64::MAX);
         let limit = self.state.sizes.estimated(limit).saturating_sub(self.fixed_tokens());
-        let room = self.room(0);
-        let most = room.whole.min(limit).saturating_sub(asked);
-        self.plan_within(leaving, most, room)
+        let available = self.available(0);
+        let max = available.whole.min(limit).saturating_sub(asked);
+        self.plan_within(leaving, max, available)
     }
 
-    fn plan_within(&self, leaving: usize, most: u64, room: prompt_size::PromptRoom) -> CompactionPlan {
+    fn plan_within(&self, leaving: usize, max: u64, available: prompt_size::AvailableTokens) -> CompactionPlan {
         let oldest = &self.transcript[..leaving.min(self.transcript.len())];
         let cleared = self.cleared();
-        let messages = prompt_size::longest_prefix(oldest, cleared, most).unwrap_or(0);
+        let messages = prompt_size::longest_prefix(oldest, cleared, max).unwrap_or(0);
         let replaced = prompt_size::messages_size(&oldest[..messages], cleared);
         if replaced >= MIN_REPLACED {
             // It frees half of what it replaces, and leaves three quarters of the room to others.
-            let most_bytes = MAX_BYTES.min(room.share.max(room.history)).min(replaced * 2);
+            let most_bytes = MAX_BYTES.min(available.share.max(available.history)).min(replaced * 2);
             return CompactionPlan::Worth(Compaction {
                 messages,
                 most_bytes: most_bytes.max(MIN_BYTES),
@@ -101,7 +101,7 @@ impl Engine {
     pub(crate) fn shorten_compaction(&mut self, compaction: Compaction, out: &mut EffectBuffer) {
         let messages = compaction.messages.min(self.transcript.len());
         let half = prompt_size::messages_size(&self.transcript[..messages], self.cleared()) / 2;
-        let CompactionPlan::Worth(shorter) = self.plan_within(messages, half, self.room(0)) else {
+        let CompactionPlan::Worth(shorter) = self.plan_within(messages, half, self.available(0)) else {
             self.end_compaction(false, out);
             return;
         };
@@ -143,13 +143,13 @@ impl Engine {
             .settings
             .context_tokens
             .saturating_sub(self.settings.max_output_tokens);
-        let most = usize::try_from(u64::from(window).min(MAX_BYTES)).unwrap_or(usize::MAX);
+        let max = usize::try_from(u64::from(window).min(MAX_BYTES)).unwrap_or(usize::MAX);
         let summary = self
             .state
             .summary
             .as_deref()
-            .map(|text| prompt::summary(&prompt::truncate(text, most)));
-        let digest = self.digest().text(most / 2);
+            .map(|text| prompt::summary(&prompt::truncate(text, max)));
+        let digest = self.digest().text(max / 2);
         prompt::head(summary, digest)
     }
 
@@ -239,12 +239,12 @@ fn request(compaction: Compaction) -> String {
 /// The summary in an answer; `None`: there is none. Models tend to add a tool call, which is not run.
 fn summary_of(answer: &ModelAnswer, most_bytes: u64) -> Option<String> {
     let text = answer.text.as_deref().unwrap_or_default().trim();
-    let least = if answer.tool_calls.is_empty() {
+    let min_bytes = if answer.tool_calls.is_empty() {
         1
     } else {
         MIN_BESIDE_CALLS
     };
-    if answer.finish == FinishReason::Refused || text.len() < least {
+    if answer.finish == FinishReason::Refused || text.len() < min_bytes {
         return None;
     }
     Some(prompt::truncate(

@@ -105,13 +105,13 @@ impl HistoryDigest {
         };
     }
 
-    /// The text for the prompt, of about `most` bytes; `None`: nothing to say.
+    /// The text for the prompt, of about `max` bytes; `None`: nothing to say.
     #[must_use]
-    pub fn text(&self, most: usize) -> Option<String> {
+    pub fn text(&self, max: usize) -> Option<String> {
         let mut text = String::new();
         if self.messages > 0 {
             let _ = write!(text, "{} messages left your context without a summary.", self.messages);
-            let newest = self.newest(most / 2);
+            let newest = self.newest(max / 2);
             let more = self.more.saturating_add(count(self.calls.len() - newest.len()));
             if newest.is_empty() && more == 0 {
                 text.push_str(" No tool call among them is known to have changed anything.");
@@ -130,15 +130,15 @@ impl HistoryDigest {
             let _ = write!(
                 text,
                 "{gap}Turn {turn} began with this message:\n{}",
-                truncate(opening, most / 2)
+                truncate(opening, max / 2)
             );
         }
         (!text.is_empty()).then_some(text)
     }
 
-    /// The newest lines that together have at most `most` bytes.
-    fn newest(&self, most: usize) -> Vec<&str> {
-        let mut left = most;
+    /// The newest lines that together have at most `max` bytes.
+    fn newest(&self, max: usize) -> Vec<&str> {
+        let mut left = max;
         let fits = move |line: &&String| {
             let fits = line.len() <= left;
             left = left.saturating_sub(line.len());

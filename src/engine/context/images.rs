@@ -27,9 +27,9 @@ fn count<'a>(messages: impl Iterator<Item = &'a Arc<Message>>, rules: ImageInput
 
 /// How many of the oldest of `count` images are not shown.
 fn hidden(count: usize, rules: ImageInput) -> usize {
-    let most = usize::try_from(rules.max_images).unwrap_or(usize::MAX).max(1);
-    let step = most.div_ceil(2);
-    count.saturating_sub(most).div_ceil(step) * step
+    let max = usize::try_from(rules.max_images).unwrap_or(usize::MAX).max(1);
+    let step = max.div_ceil(2);
+    count.saturating_sub(max).div_ceil(step) * step
 }
 
 /// Removes from the messages of a prompt the images that it does not show. Returns how many it shows.
@@ -61,7 +61,7 @@ pub fn limit(messages: &mut [Arc<Message>], rules: Option<ImageInput>) -> usize 
 }
 
 impl Engine {
-    /// The most tokens of the images in a prompt of the current conversation, in estimated ones.
+    /// Maximum number of tokens of the images in a prompt of the current conversation, in estimated ones.
     pub(crate) fn image_tokens(&self) -> u64 {
         let Some(rules) = self.settings.image_input else {
             return 0;

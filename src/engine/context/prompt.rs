@@ -35,12 +35,12 @@ pub fn system_prompt(instructions: &str, runtime: &str, skills: &[Skill]) -> Str
     text
 }
 
-/// Truncates a text to `most` bytes, and marks it as truncated.
-pub fn truncate(text: &str, most: usize) -> String {
-    if text.len() <= most {
+/// Truncates a text to `max` bytes, and marks it as truncated.
+pub fn truncate(text: &str, max: usize) -> String {
+    if text.len() <= max {
         return text.to_owned();
     }
-    format!("{} [cut]", &text[..text.floor_char_boundary(most)])
+    format!("{} [cut]", &text[..text.floor_char_boundary(max)])
 }
 
 /// Requests a summary of the messages before it, in at most `words` words. The headings are fixed, since each summary

@@ -111,28 +111,28 @@ fn ratio_of(number: u64, by: u64, of: u64) -> u64 {
     u64::try_from(result).unwrap_or(u64::MAX)
 }
 
-/// The room for the messages of a prompt, in estimated tokens.
+/// The estimated tokens that are available to the messages of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptRoom {
+pub struct AvailableTokens {
     /// A larger prompt does not fit into the window.
     pub whole: u64,
-    /// The most for a prompt with earlier turns: 80 % of the window, and 40 % of the smallest limit that a whole call
+    /// Maximum for a prompt with earlier turns: 80 % of the window, and 40 % of the smallest limit that a whole call
     /// must fit into. A history that filled a limit would leave no room for a second call in its window.
     pub share: u64,
-    /// The most for earlier turns alone when a turn begins, since each call pays for them.
+    /// Maximum for earlier turns alone when a turn begins, since each call pays for them.
     pub history: u64,
 }
 
-/// The room beside `fixed` estimated tokens. `limit`: the smallest limit that a whole call must fit into; `newest`:
+/// What is available beside `fixed` estimated tokens. `limit`: the smallest limit that a whole call must fit into; `newest`:
 /// what the current turn needs.
 #[must_use]
-pub fn room(
+pub fn available(
     settings: &EngineSettings,
     sizes: TokenEstimator,
     limit: Option<u64>,
     fixed: u64,
     newest: u64,
-) -> PromptRoom {
+) -> AvailableTokens {
     let whole = sizes.largest_prompt(settings);
     let needed = fixed.saturating_add(newest);
     // A limit that no call fits into would only cost the history: people set zero to block an Agent.
@@ -144,7 +144,7 @@ pub fn room(
         .min(limit.map_or(u64::MAX, |limit| limit / 5 * 2))
         .min(whole)
         .saturating_sub(fixed);
-    PromptRoom {
+    AvailableTokens {
         whole: whole.saturating_sub(fixed),
         share,
         history: share.min(sizes.estimated(settings.history_tokens.into())),

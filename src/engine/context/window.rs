@@ -58,7 +58,7 @@ enum ShrinkStep {
     /// Drop this many of the oldest messages.
     Forget(usize),
     /// Nothing more can leave.
-    TooLarge { needed: u64, room: u64 },
+    TooLarge { needed: u64, available: u64 },
 }
 
 impl Engine {
@@ -88,11 +88,11 @@ impl Engine {
                 ShrinkStep::TooLarge { .. } if !self.turn_rules().own_session && self.state.digest.has_quotes() => {
                     self.state.digest.drop_quotes();
                 }
-                ShrinkStep::TooLarge { needed, room } => {
+                ShrinkStep::TooLarge { needed, available } => {
                     let is_request = !self.turn_rules().is_of_mode;
                     let shorten = if is_request { "the request" } else { "the instructions" };
                     let message = format!(
-                        "the turn alone needs about {needed} tokens, but only {room} are available; raise \
+                        "the turn alone needs about {needed} tokens, but only {available} are available; raise \
                          spec.model.contextTokens, lower spec.model.maxOutputTokens or shorten {shorten}"
                     );
                     // What a request needs says nothing about the loop.
@@ -112,32 +112,32 @@ impl Engine {
         let cleared = self.cleared();
         let history = prompt_size::messages_size(&messages[..own], cleared);
         let newest = prompt_size::messages_size(&messages[own..], cleared.saturating_sub(own));
-        let room = self.room(newest);
+        let available = self.available(newest);
         let last = self.last_exchange(own);
-        if prompt_size::messages_size(&messages[last..], messages.len()) > room.whole {
+        if prompt_size::messages_size(&messages[last..], messages.len()) > available.whole {
             // Anything else that leaves would be lost for nothing.
-            return self.too_large(room);
+            return self.too_large(available);
         }
         // Shrinks to half of the room at once: each change at the beginning of a prompt misses the provider's cache, so
         // changes should be rare.
-        if history > room.history && self.is_first_call() && own > 0 {
-            let next = self.shrink_history(own, room.history / 2, room.history / 4 * 3);
+        if history > available.history && self.is_first_call() && own > 0 {
+            let next = self.shrink_history(own, available.history / 2, available.history / 4 * 3);
             if let Some(next) = next {
                 return next;
             }
         }
-        if own > 0 && history.saturating_add(newest) > room.share {
-            let goal = (room.share / 2).saturating_sub(newest);
-            let most = (room.share / 4 * 3).saturating_sub(newest);
-            return self.shrink_history(own, goal, most).unwrap_or_else(|| {
+        if own > 0 && history.saturating_add(newest) > available.share {
+            let goal = (available.share / 2).saturating_sub(newest);
+            let max = (available.share / 4 * 3).saturating_sub(newest);
+            return self.shrink_history(own, goal, max).unwrap_or_else(|| {
                 // Three quarters stay in use, since what leaves here has no summary.
-                ShrinkStep::Forget(prompt_size::oldest_to_drop(messages, cleared, own, most))
+                ShrinkStep::Forget(prompt_size::oldest_to_drop(messages, cleared, own, max))
             });
         }
-        if history.saturating_add(newest) <= room.whole {
+        if history.saturating_add(newest) <= available.whole {
             return ShrinkStep::Send;
         }
-        self.shrink_turn(last, own, room)
+        self.shrink_turn(last, own, available)
     }
 
     /// The position of the last answer of the current turn, whose results may have filled the window, or of the
@@ -149,12 +149,12 @@ impl Engine {
     }
 
     /// The step that brings the `own` messages of earlier turns to `goal` tokens. `None`: they can only be dropped.
-    fn shrink_history(&self, own: usize, goal: u64, most: u64) -> Option<ShrinkStep> {
+    fn shrink_history(&self, own: usize, goal: u64, max: u64) -> Option<ShrinkStep> {
         let messages = self.session();
         let cleared = self.cleared();
         let bare = prompt_size::messages_size(&messages[..own], own.max(cleared));
         let clear = |goal| prompt_size::clear_until(&messages[..own], cleared, own, goal).map(ShrinkStep::Clear);
-        if bare <= most
+        if bare <= max
             && let Some(next) = clear(goal)
         {
             return Some(next);
@@ -170,10 +170,10 @@ impl Engine {
     }
 
     /// The step that reduces the turn under way.
-    fn shrink_turn(&self, last: usize, own: usize, room: prompt_size::PromptRoom) -> ShrinkStep {
+    fn shrink_turn(&self, last: usize, own: usize, available: prompt_size::AvailableTokens) -> ShrinkStep {
         let messages = self.session();
         let cleared = self.cleared();
-        if let Some(messages) = prompt_size::clear_until(messages, cleared, last, room.whole / 4 * 3) {
+        if let Some(messages) = prompt_size::clear_until(messages, cleared, last, available.whole / 4 * 3) {
             return ShrinkStep::Clear(messages);
         }
         if last > own && self.turn_rules().summarizes {
@@ -183,26 +183,26 @@ impl Engine {
                 CompactionPlan::None => ShrinkStep::Forget(last),
             };
         }
-        match prompt_size::clear_until(messages, cleared, messages.len(), room.whole) {
+        match prompt_size::clear_until(messages, cleared, messages.len(), available.whole) {
             Some(messages) => ShrinkStep::Clear(messages),
-            None => self.too_large(room),
+            None => self.too_large(available),
         }
     }
 
-    fn too_large(&self, room: prompt_size::PromptRoom) -> ShrinkStep {
+    fn too_large(&self, available: prompt_size::AvailableTokens) -> ShrinkStep {
         let own = self.own_begin();
         let newest = prompt_size::messages_size(&self.session()[own..], self.cleared().saturating_sub(own));
         let fixed = self.fixed_tokens();
         ShrinkStep::TooLarge {
             needed: self.state.sizes.billed(newest.saturating_add(fixed)),
-            room: self.state.sizes.billed(room.whole.saturating_add(fixed)),
+            available: self.state.sizes.billed(available.whole.saturating_add(fixed)),
         }
     }
 
-    /// The room for the conversation. `newest`: estimated tokens of the current turn.
-    pub(crate) fn room(&self, newest: u64) -> prompt_size::PromptRoom {
+    /// The tokens that are available to the conversation. `newest`: estimated tokens of the current turn.
+    pub(crate) fn available(&self, newest: u64) -> prompt_size::AvailableTokens {
         let limit = self.state.budget.tokens;
-        prompt_size::room(&self.settings, self.state.sizes, limit, self.fixed_tokens(), newest)
+        prompt_size::available(&self.settings, self.state.sizes, limit, self.fixed_tokens(), newest)
     }
 
     /// How many messages of the current conversation belong to earlier turns.
@@ -224,11 +224,16 @@ impl Engine {
     }
 
     fn clear_results(&mut self, messages: usize, out: &mut EffectBuffer) {
-        let room = self.room(0).history;
+        let available = self.available(0).history;
         let before = self.cleared();
         match &mut self.state.turn {
             Some(turn) if turn.rules().own_session => turn.set_cleared(messages),
-            Some(_) | None => self.state.cleared = ClearedResults { messages, room },
+            Some(_) | None => {
+                self.state.cleared = ClearedResults {
+                    messages,
+                    room: available,
+                }
+            }
         }
         let of = prompt_size::messages_size(self.session(), before)
             .saturating_sub(prompt_size::messages_size(self.session(), messages));
@@ -242,7 +247,7 @@ impl Engine {
         if self.turn_rules().own_session || !self.is_first_call() || self.state.cleared.messages == 0 {
             return;
         }
-        if self.room(0).history / 2 >= self.state.cleared.room {
+        if self.available(0).history / 2 >= self.state.cleared.room {
             self.state.cleared = ClearedResults::default();
         }
     }
@@ -292,15 +297,15 @@ impl Engine {
         }
     }
 
-    /// The most bytes of one tool result: at most what the spec allows and a quarter of the free window, and so few
+    /// Maximum number of bytes of one tool result: at most what the spec allows and a quarter of the free window, and so few
     /// that all results of the answer fit together.
-    pub(crate) fn most_result_bytes(&self) -> usize {
-        let room = self.room(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
+    pub(crate) fn max_result_bytes(&self) -> usize {
+        let available = self.available(0).whole.saturating_mul(prompt_size::BYTES_PER_TOKEN);
         let calls = self
             .tool_batch()
             .map_or(1, |batch| batch.joined() + batch.places())
             .max(1);
-        let each = usize::try_from(room).unwrap_or(usize::MAX) / 4;
+        let each = usize::try_from(available).unwrap_or(usize::MAX) / 4;
         let each = each.min(each.saturating_mul(3) / calls).max(MIN_RESULT_BYTES);
         self.settings.max_result_bytes.min(each)
     }
@@ -420,7 +425,9 @@ impl Engine {
     /// The notifications of the current turn.
     fn notifications_block(&self, now: Timestamp) -> Option<String> {
         let shown = self.state.turn.as_ref()?.shown();
-        self.state.inbox.block(shown, notifications::room(&self.settings), now)
+        self.state
+            .inbox
+            .block(shown, notifications::max_bytes(&self.settings), now)
     }
 
     /// The messages of the transcript that are left out of the agent's own turns.

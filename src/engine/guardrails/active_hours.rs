@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_time_that_the_clocks_show_twice_the_first_counts() {
+    fn the_first_occurrence_counts_of_a_time_that_occurs_twice() {
         // In Berlin, 02:00 to 03:00 occurs twice on 25 October: from 00:00 and from 01:00 UTC.
         let end = hours("Europe/Berlin", &[DayOfWeek::Sunday], "01:00", "02:30");
         assert_eq!(both(&end, "2026-10-24T12:00:00Z", 1), ["+10-24T23:00", "-10-25T00:30"]);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_zone_and_no_time_is_refused_by_name() {
+    fn an_invalid_zone_or_time_is_refused_by_name() {
         let read = |zone: &str, start: &str, end: &str| {
             ActiveHours::read(&agent::ActiveHoursSpec {
                 time_zone: zone.into(),

@@ -19,7 +19,7 @@ use agentloop_support::hash::sha256_u64;
 /// Tool results that are remembered: a loop that cycles among this many gets nothing done.
 const SEEN: usize = 32;
 
-/// The most that one call counts.
+/// Maximum time that one call counts.
 const MAX_COUNTED_CALL: SignedDuration = SignedDuration::from_secs(30);
 
 pub struct IdleTimeout;
@@ -84,9 +84,9 @@ impl IdleClock {
         self.from = self.from.map(|_| now);
     }
 
-    fn count_up_to(&mut self, most: SignedDuration, now: Timestamp) {
+    fn count_up_to(&mut self, max: SignedDuration, now: Timestamp) {
         if let Some(from) = self.from {
-            let more = now.duration_since(from).clamp(SignedDuration::ZERO, most);
+            let more = now.duration_since(from).clamp(SignedDuration::ZERO, max);
             self.counted = self.counted.saturating_add(more);
             self.from = Some(now);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::HotState;
 
-/// Most bytes of one value in a diff.
+/// Maximum number of bytes of one value in a diff.
 const MAX_VALUE_BYTES: usize = 1024;
 /// Stands for no value.
 const NONE: &str = "(no value)";

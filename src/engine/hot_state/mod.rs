@@ -16,9 +16,9 @@ pub use refresh::HotStateRefresh;
 
 use agentloop_api::hot_state::{FieldType, HotField};
 
-/// Most bytes of one value, as JSON.
+/// Maximum number of bytes of one value, as JSON.
 pub const MAX_FIELD_BYTES: usize = 8 * 1024;
-/// Most bytes of all values together.
+/// Maximum number of bytes of all values together.
 pub const MAX_BYTES: usize = 32 * 1024;
 
 /// What a field may hold, and for how long.
@@ -29,7 +29,7 @@ pub struct FieldSchema {
     pub kind: FieldType,
     /// The age from which a value is stale; `None`: never.
     pub ttl: Option<SignedDuration>,
-    /// The most items of an array; the last ones stay.
+    /// Maximum number of items of an array; the last ones stay.
     pub max_items: Option<usize>,
     /// The tool that returns its value.
     pub refresh_tool: Option<String>,
@@ -41,7 +41,7 @@ impl From<&HotField> for FieldSchema {
             name: field.name.clone(),
             kind: field.r#type,
             ttl: field.ttl_seconds.map(|ttl| SignedDuration::from_secs(ttl.into())),
-            max_items: field.max_items.and_then(|most| usize::try_from(most).ok()),
+            max_items: field.max_items.and_then(|max| usize::try_from(max).ok()),
             refresh_tool: field.refresh_tool.clone(),
         }
     }
@@ -196,8 +196,8 @@ impl FieldSchema {
     fn coerce(&self, value: Value) -> Result<Value, FieldWriteError> {
         match (self.kind, value) {
             (FieldType::Array, Value::Array(mut items)) => {
-                let most = self.max_items.unwrap_or(usize::MAX);
-                items.drain(..items.len().saturating_sub(most));
+                let max = self.max_items.unwrap_or(usize::MAX);
+                items.drain(..items.len().saturating_sub(max));
                 Ok(Value::Array(items))
             }
             (FieldType::Object, value @ Value::Object(_))

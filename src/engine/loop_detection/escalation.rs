@@ -14,7 +14,7 @@ use agentloop_api::usage_counts::TripAction;
 
 /// Pauses in a row after which the next step is the last.
 pub const MAX_PAUSES: u32 = 4;
-/// Most hashes that are denied, the newest ones.
+/// Maximum number of hashes that are denied, the newest ones.
 const MAX_DENIED: usize = 16;
 /// Hashes that are shown as evidence.
 const MAX_SHOWN: usize = 5;

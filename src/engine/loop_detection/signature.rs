@@ -191,7 +191,11 @@ mod tests {
     #[case("deadbeef decade", "deadbeef decade", "deadbeef decade")]
     #[case("äö 5 ü7", "äö 5 ü7", "äö # ü#")]
     #[case("", "", "")]
-    fn what_changes_by_itself_is_masked(#[case] text: &str, #[case] as_steady: &str, #[case] as_masked: &str) {
+    fn values_that_change_on_their_own_are_masked(
+        #[case] text: &str,
+        #[case] as_steady: &str,
+        #[case] as_masked: &str,
+    ) {
         assert_eq!((steady(text).as_str(), masked(text).as_str()), (as_steady, as_masked));
     }
 

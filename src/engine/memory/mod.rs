@@ -21,7 +21,7 @@ use super::tools::{admission, tool_line};
 use super::{OutcomeKind, RecordKind};
 use notes::{NoteLimits, NoteOperation, NoteRefusal, NoteResult};
 
-/// Most bytes of the titles in a state block.
+/// Maximum number of bytes of the titles in a state block.
 const MAX_LISTED_BYTES: usize = 2048;
 
 impl Engine {
@@ -81,7 +81,7 @@ impl Engine {
         let shown = self.state.trust.untrusted_before(requested);
         let limits = NoteLimits {
             bytes,
-            result_bytes: self.most_result_bytes(),
+            result_bytes: self.max_result_bytes(),
             untrusted: shown.map(|content| &*content.source),
         };
         self.state.memory.apply(operation, limits)
@@ -91,8 +91,8 @@ impl Engine {
     pub(crate) fn memory_block(&self) -> Option<String> {
         let limit = self.settings.memory_bytes?;
         let prompt = usize::try_from(prompt_size::prompt_limit(&self.settings)).unwrap_or(usize::MAX);
-        let room = MAX_LISTED_BYTES.min(prompt / 4);
+        let max_bytes = MAX_LISTED_BYTES.min(prompt / 4);
         let untrusted = self.state.trust.untrusted().is_some();
-        self.state.memory.block(limit, room, untrusted)
+        self.state.memory.block(limit, max_bytes, untrusted)
     }
 }

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime_mark::{is_invisible, without_marks};
 
-/// Most notes.
+/// Maximum number of notes.
 pub const MAX_NOTES: usize = 64;
-/// Most bytes of a title.
+/// Maximum number of bytes of a title.
 pub const MAX_TITLE_BYTES: usize = 80;
-/// Most bytes of the line before a part of a note, and more than its title and its numbers need.
+/// Maximum number of bytes of the line before a part of a note, and more than its title and its numbers need.
 const HEADER_BYTES: usize = 240;
 /// Characters that are not allowed in a title, besides control and invisible ones: it stands in quotes, and a bracket begins
 /// a mark of the runtime.
@@ -65,9 +65,9 @@ pub enum NoteOperation {
 /// What holds for a call.
 #[derive(Clone, Copy, Debug)]
 pub struct NoteLimits<'a> {
-    /// The most bytes of all notes.
+    /// Maximum number of bytes of all notes.
     pub bytes: usize,
-    /// The most bytes of a result.
+    /// Maximum number of bytes of a result.
     pub result_bytes: usize,
     /// The source of the untrusted content that the model had been shown when it requested the call.
     pub untrusted: Option<&'a str>,
@@ -132,9 +132,9 @@ impl MemoryNotes {
         Ok(NoteResult { text, untrusted: None })
     }
 
-    /// The notes for the state block, within `room` bytes. `untrusted`: whether titles may be shown that were written after
+    /// The notes for the state block, within `max_bytes` bytes. `untrusted`: whether titles may be shown that were written after
     /// untrusted content. `None`: there are no notes.
-    pub fn block(&self, limit: usize, room: usize, untrusted: bool) -> Option<String> {
+    pub fn block(&self, limit: usize, max_bytes: usize, untrusted: bool) -> Option<String> {
         if self.is_empty() {
             return None;
         }
@@ -147,7 +147,7 @@ impl MemoryNotes {
             }
             let line = note.line(title);
             used += line.len() + 1;
-            if used > room {
+            if used > max_bytes {
                 more += 1;
             } else {
                 lines.push(line);
@@ -247,8 +247,8 @@ fn part(name: &str, text: &str, offset: usize, limits: NoteLimits<'_>) -> Result
         return Err(NoteRefusal::new("offset", fix));
     }
     let start = text.floor_char_boundary(offset);
-    let most = limits.result_bytes.saturating_sub(HEADER_BYTES);
-    let end = text.floor_char_boundary(start.saturating_add(most));
+    let max = limits.result_bytes.saturating_sub(HEADER_BYTES);
+    let end = text.floor_char_boundary(start.saturating_add(max));
     // At least one character, so that each part makes progress.
     let end = end.max(text.ceil_char_boundary(start.saturating_add(1).min(bytes)));
     let next = if end < bytes {

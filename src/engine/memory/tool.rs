@@ -7,11 +7,11 @@ use crate::message::{self, ToolDefinition};
 use agentloop_support::text::first_chars;
 
 pub const NAME: &str = "memory";
-/// Most characters of a wrong name that are returned to the model.
+/// Maximum number of characters of a wrong name that are returned to the model.
 const MAX_TOLD: usize = 64;
 
-/// The tool as it is offered. `most_bytes`: of all notes.
-pub fn definition(most_bytes: usize) -> ToolDefinition {
+/// The tool as it is offered. `max_bytes`: of all notes.
+pub fn definition(max_bytes: usize) -> ToolDefinition {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -36,7 +36,7 @@ pub fn definition(most_bytes: usize) -> ToolDefinition {
         name: NAME.into(),
         description: format!(
             "Your notes, which outlast this conversation, its summaries and restarts. Keep in them what you need again later: \
-             facts, decisions, the state of long work. At most {MAX_NOTES} notes and {most_bytes} bytes in all."
+             facts, decisions, the state of long work. At most {MAX_NOTES} notes and {max_bytes} bytes in all."
         )
         .into(),
         parameters,

@@ -99,7 +99,7 @@ mod tests {
     const REASON: PauseReason = PauseReason::ConsecutiveErrors;
 
     #[test]
-    fn what_happens_during_a_cool_down_brings_no_second_one_and_its_end_does_not_shorten_it() {
+    fn an_event_during_a_cool_down_starts_no_second_one_and_does_not_shorten_it() {
         let mut streaks = Streaks::default();
         streaks.add(REASON);
         assert_eq!(streaks.cooldown_at(REASON, 1), Some(FIRST_COOLDOWN));

@@ -102,7 +102,7 @@ impl Pauses {
         self.holds.remove(&reason).is_some()
     }
 
-    /// A call was refused for want of room: of several limits that refuse, only the latest is shown.
+    /// A call was refused for lack of room. If several limits refuse, only the latest is shown.
     pub fn remove_waits_for_room(&mut self) {
         self.holds.retain(|reason, _| !waits_for_room(*reason));
     }

@@ -133,7 +133,7 @@ fn without_marks_one_by_one(text: &str) -> String {
 
 proptest! {
     #[test]
-    fn one_pass_finds_what_a_search_from_each_bracket_finds(
+    fn a_single_pass_finds_the_same_marks_as_a_search_from_each_bracket(
         parts in prop::collection::vec(prop::sample::select(vec![
             "[", "[", "from", "the", "runtime", "The", "Runtime", "ä", "x", " ", ", ", "\n", "(", "]", "1", "runtimes",
         ]), 0..24),

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use super::served::{OriginKey, ServedOrigins};
 use super::{TaskOffer, TaskOrigin};
 
-/// Most tasks that wait; further ones stay where they come from.
+/// Maximum number of tasks that wait; further ones stay where they come from.
 pub const MAX_WAITING: usize = 1_000;
-/// Most bytes of all their texts.
+/// Maximum number of bytes of all their texts.
 pub const MAX_WAITING_BYTES: usize = 4 * 1024 * 1024;
-/// Most tasks that wait beyond them, of origins without another one: no origin keeps the others out.
+/// Maximum number of tasks that wait beyond them, of origins without another one: no origin keeps the others out.
 pub const MAX_BEYOND: usize = 64;
-/// Most bytes of their texts: of as many of the largest prompts.
+/// Maximum number of bytes of their texts: of as many of the largest prompts.
 pub const MAX_BYTES_BEYOND: usize = MAX_BEYOND * 64 * 1024;
 
 /// What was served before is part of the snapshot, and given to each method that depends on it.

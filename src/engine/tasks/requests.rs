@@ -1,7 +1,7 @@
 //! Requests: tasks in a loop whose mode is not Task. A request is answered in a turn of its own conversation, beside the
 //! agent's own work, which continues as if there had been none.
 //!
-//! Owns its first message, its limits, and what becomes of requests when the loop ends. The sleep of the loop, its schedule
+//! Owns its first message, its limits, and what happens to requests when the loop ends. The sleep of the loop, its schedule
 //! and its history stay as they are.
 
 use jiff::{SignedDuration, Timestamp};

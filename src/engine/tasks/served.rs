@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::TaskOrigin;
 use agentloop_support::hash::sha256_u64;
 
-/// Most origins that are kept. Of more, the one that was served longest ago counts as never served.
+/// Maximum number of origins that are kept. Of more, the one that was served longest ago counts as never served.
 pub const MAX_SERVED: usize = 64;
 
 /// Identifies an origin, however long its name is.

@@ -1,4 +1,4 @@
-//! Approvals: what needs one is run only after it, exactly as it was shown, and nothing else is held up for ever.
+//! Approvals: a call that needs one runs only after it, exactly as it was shown, and blocks nothing else permanently.
 
 use pretty_assertions::assert_eq;
 use rstest::rstest;

@@ -33,7 +33,7 @@ fn a_loop_without_limits_is_shown_none() {
 }
 
 #[test]
-fn what_a_budget_has_left_is_in_the_next_call_and_never_in_the_transcript() {
+fn the_remaining_budget_is_in_the_next_call_and_never_in_the_transcript() {
     let mut driver = Driver::started(settings());
     hear(&mut driver, vec![team(4, None)]);
     driver.turn();
@@ -95,7 +95,7 @@ fn rate_limits_show_what_is_left_and_recover_with_their_window() {
 }
 
 #[test]
-fn a_hot_state_comes_first_and_the_limits_after_it() {
+fn the_hot_state_precedes_the_limits() {
     let field = crate::hot_state::FieldSchema {
         name: "balance".into(),
         kind: agentloop_api::hot_state::FieldType::Number,

@@ -216,7 +216,7 @@ fn a_summary_that_is_cut_at_the_output_limit_is_better_than_none() {
 }
 
 #[test]
-fn one_failure_is_tried_again_and_after_two_the_turns_leave_without_a_summary() {
+fn a_failed_summary_is_retried_once_and_then_the_turns_are_dropped_without_one() {
     let mut driver = full(narrow());
     let first = driver.in_flight.unwrap();
     driver.fail(FailureKind::Timeout);
@@ -349,7 +349,7 @@ fn a_summary_whose_call_exceeds_a_limit_is_of_half_as_much_until_it_is_worth_non
 }
 
 #[test]
-fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
+fn a_history_too_large_for_one_call_is_summarized_part_by_part() {
     let mut driver = Driver::started(EngineSettings {
         context_tokens: 4096 + 12_000,
         ..narrow()
@@ -382,7 +382,7 @@ fn of_a_history_that_does_not_fit_into_one_call_each_part_is_summed_up() {
 }
 
 #[test]
-fn of_a_history_whose_first_turn_is_too_large_for_a_summary_only_that_turn_leaves_without_one() {
+fn a_first_turn_too_large_for_a_summary_is_the_only_one_dropped_without_one() {
     let mut driver = Driver::started(EngineSettings {
         context_tokens: 4096 + 12_000,
         ..narrow()

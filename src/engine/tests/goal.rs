@@ -318,7 +318,7 @@ fn a_failed_turn_is_a_failed_attempt() {
 }
 
 #[test]
-fn one_call_of_several_that_succeeds_makes_the_attempt_succeed() {
+fn an_attempt_succeeds_if_any_of_its_calls_does() {
     let mut driver = Driver::with_goal(goal(|_| {}));
     driver.answer(work::wants(&["files__read", "files__list"]));
     driver.end(1, ToolOutcome::Failed { text: "no".into() });

@@ -17,7 +17,7 @@ fn checked() -> Driver {
     driver
 }
 
-/// The tool of the command cannot be reached, so many times.
+/// The tool of the command cannot be reached this many times.
 fn fail(driver: &mut Driver, times: u32) {
     for _ in 0..times {
         while driver.running().is_empty() {
@@ -84,7 +84,7 @@ fn a_toolbox_that_has_not_answered_yet_is_waited_for() {
 }
 
 #[test]
-fn one_request_is_answered_in_each_wait_and_the_check_starts_over() {
+fn a_request_is_answered_in_each_wait_and_the_check_starts_over() {
     let mut driver = checked();
     driver.ask("a");
     driver.ask("b");

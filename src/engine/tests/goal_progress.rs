@@ -8,10 +8,10 @@ use super::goal::{command, criterion, ended, finish, goal, judge, shell};
 use super::work::tools;
 use super::*;
 use crate::modes::goal::{CommandCheck, CriterionCheck, GoalSettings, Verdict};
-use agentloop_api::file_report::{FileFinding, FileReport};
 use agentloop_api::goal::{GoalArtifact, GoalEnd, ProgressSource};
 use agentloop_api::status::LoopOutcome;
-use agentloop_api::test_report::TestReport;
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport};
+use agentloop_toolbox_protocol::test_report::TestReport;
 
 fn junit() -> CriterionCheck {
     CriterionCheck::Command(CommandCheck {

@@ -77,7 +77,7 @@ fn a_check_that_a_request_has_interrupted_starts_over_so_that_nothing_counts_tha
 }
 
 #[test]
-fn one_request_comes_into_each_pause_of_a_check_which_completes_once_its_judge_answers() {
+fn a_check_with_a_request_in_each_pause_completes_once_its_judge_answers() {
     let mut driver = judged();
     for id in ["a", "b", "c"] {
         driver.ask(id);
@@ -121,7 +121,7 @@ fn a_request_waits_for_the_retry_of_a_confidence_check() {
 }
 
 #[test]
-fn a_request_comes_before_a_command_that_waits_for_a_deferred_run_and_all_is_checked_afterwards() {
+fn a_request_precedes_a_command_that_waits_for_a_deferred_run_and_all_is_checked_afterwards() {
     let mut driver = Driver::fresh(EngineSettings {
         defers_approvals: true,
         ..goal(|goal| {

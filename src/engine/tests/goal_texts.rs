@@ -5,8 +5,8 @@ use agentloop_texts::TextRows;
 use super::goal::{command, criterion, finish, goal, judge};
 use super::*;
 use crate::modes::goal::CriterionCheck;
-use agentloop_api::file_report::{FileFinding, FileReport};
 use agentloop_api::goal::GoalArtifact;
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport};
 
 fn system(driver: &Driver) -> &str {
     let Message::System { text } = &*driver.prompt[0] else {

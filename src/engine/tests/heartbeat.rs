@@ -33,7 +33,7 @@ fn beats(driver: &Driver) -> usize {
 }
 
 #[test]
-fn it_comes_in_a_sleep_at_its_time_and_not_before_and_the_sleep_ends_when_it_would_have() {
+fn a_heartbeat_runs_in_a_sleep_at_its_time_and_the_sleep_ends_when_it_would_have() {
     let mut driver = asleep(every(600));
     let (transcript, until) = (driver.transcript.clone(), driver.engine.view().resumes_at);
     let offered = driver.offered.clone();
@@ -279,7 +279,7 @@ fn its_tools_run_and_its_conversation_leaves_all_the_same() {
 }
 
 #[test]
-fn one_that_fails_counts_as_no_failure_of_the_loop_and_the_next_one_comes_at_its_time() {
+fn a_failed_heartbeat_is_no_failure_of_the_loop_and_the_next_one_runs_at_its_time() {
     let mut driver = asleep(every(600));
     let transcript = driver.transcript.clone();
     for round in 1..=5 {

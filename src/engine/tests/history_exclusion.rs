@@ -115,7 +115,7 @@ fn calls_are_excluded_with_their_results_and_a_text_lists_their_actions() {
 const WAYS: [fn(&mut Driver); 2] = [Driver::failed_turn, Driver::refused_turn];
 
 #[test]
-fn what_is_refused_in_the_newer_half_leaves_after_one_more_trial() {
+fn a_refused_message_in_the_newer_half_is_left_out_after_one_more_trial() {
     for refuse in WAYS {
         // The fourth turn may be in either half, by the sizes of the messages that begin turns.
         for place in 4..6 {
@@ -142,7 +142,7 @@ fn what_is_refused_in_the_newer_half_leaves_after_one_more_trial() {
 }
 
 #[test]
-fn what_is_refused_in_both_halves_leaves_with_all_of_the_history() {
+fn the_whole_history_is_left_out_if_both_halves_are_refused() {
     for refuse in WAYS {
         let mut driver = with_history(&[POISON, "beta", "mail", POISON]);
         let refused = (0..10).filter(|_| !ask_with(&mut driver, refuse)).count();
@@ -333,7 +333,7 @@ fn a_trial_that_was_journalled_before_trials_had_stages_has_just_begun() {
 }
 
 #[test]
-fn one_refused_turn_or_two_with_a_good_one_between_leave_everything_as_it_is() {
+fn a_refused_turn_or_two_with_a_good_one_between_leave_everything_as_it_is() {
     let mut driver = with_history(&["alpha", "beta", "gamma", "delta"]);
     for _ in 0..5 {
         driver.fail(FailureKind::BadResponse);
@@ -380,7 +380,7 @@ fn a_process_that_ends_at_any_point_leaves_the_same_conversation() {
 }
 
 #[test]
-fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
+fn the_excluded_part_is_the_first_to_leave_when_there_is_no_room() {
     let long = "x".repeat(4000);
     let mut driver = with_history(&["alpha", &long, "gamma", &long]);
     driver.fail(FailureKind::BadResponse);
@@ -399,7 +399,7 @@ fn what_is_left_out_is_the_first_to_leave_when_there_is_no_room() {
 }
 
 #[test]
-fn what_is_suspected_is_the_first_to_leave_after_it_is_back_too() {
+fn the_suspected_part_is_the_first_to_leave_after_its_return_too() {
     let long = "x".repeat(4000);
     let mut driver = on_trial(&["alpha", &long, "gamma", &long]);
     driver.answer(says("well"));

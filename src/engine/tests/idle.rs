@@ -189,7 +189,7 @@ fn an_outcome_of_a_tool_is_an_effective_action_when_it_is_new_and_none_when_it_w
 }
 
 #[test]
-fn of_one_slow_call_thirty_seconds_count() {
+fn a_slow_call_counts_for_at_most_thirty_seconds() {
     let mut driver = Driver::started(EngineSettings {
         idle_timeout: seconds(62),
         longest_text_delay: seconds(60),

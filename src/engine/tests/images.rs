@@ -70,13 +70,13 @@ fn a_prompt_shows_the_newest_images_also_after_a_restart_and_the_transcript_keep
 #[test]
 fn images_use_at_most_their_tokens_of_the_window_and_without_image_input_none_is_shown() {
     let mut driver = shows(2);
-    let before = driver.engine.room(0).whole;
+    let before = driver.engine.available(0).whole;
     look(&mut driver, "1.png");
-    let one = before - driver.engine.room(0).whole;
+    let one = before - driver.engine.available(0).whole;
     assert!((1_000..1_100).contains(&one), "{one}");
     look(&mut driver, "2.png");
     look(&mut driver, "3.png");
-    let two = before - driver.engine.room(0).whole;
+    let two = before - driver.engine.available(0).whole;
     assert!((2_000..2_100).contains(&two), "at most two are shown: {two}");
     let mut blind = Driver::with_tools(settings());
     look(&mut blind, "1.png");

@@ -181,7 +181,7 @@ fn whatever_a_model_obeys_waits_for_a_person_and_is_not_run(#[case] carrier: Inj
 }
 
 #[test]
-fn what_a_model_obeys_is_run_if_a_person_approves_it() {
+fn a_call_that_follows_an_injection_runs_if_a_person_approves_it() {
     for PromptInjection { name, tool, text, .. } in corpus() {
         let mut driver = shown(InjectionCarrier::Result, &text, "web__fetch", guarded_tools());
         obey(&mut driver);

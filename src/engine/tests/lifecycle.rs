@@ -140,7 +140,7 @@ fn a_loop_suspended_before_its_start_makes_no_call_and_reports_the_reason() {
 }
 
 #[test]
-fn what_a_fenced_loop_would_save_is_what_it_saved_last() {
+fn a_fenced_loop_would_save_the_same_state_as_last() {
     let mut driver = Driver::started(settings());
     driver.fail(FailureKind::Interrupted);
     let call = driver.in_flight.take().unwrap();

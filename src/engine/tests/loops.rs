@@ -404,7 +404,7 @@ fn other_calls_than_the_denied_one_run() {
 }
 
 #[test]
-fn one_answer_leads_to_one_step_however_many_calls_it_contains() {
+fn an_answer_leads_to_one_step_however_many_calls_it_contains() {
     let mut driver = watched(DetectionMode::Enforce);
     let many = |count: usize| ModelAnswer {
         tool_calls: (0..count)
@@ -545,7 +545,7 @@ fn equal_answers_to_new_notifications_are_no_loop() {
 }
 
 #[test]
-fn what_was_seen_before_the_context_lost_it_is_new_again() {
+fn a_result_seen_before_the_context_lost_it_is_new_again() {
     let mut driver = watched(DetectionMode::Enforce);
     driver.read("a", "same");
     driver.read("a", "same");

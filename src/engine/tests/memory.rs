@@ -638,7 +638,7 @@ fn a_text_is_untrusted_for_as_long_as_a_part_of_it_may_be() {
 }
 
 #[test]
-fn what_is_written_beside_the_call_that_brings_untrusted_content_is_without_it() {
+fn a_note_written_beside_the_call_that_reads_untrusted_content_is_marked_once_changed() {
     let mut driver = started(task_mode());
     driver.own_task("first");
     driver.answer(wants_all(&[("web__fetch", json!({})), ("memory", write("plan", "1"))]));

@@ -303,7 +303,7 @@ fn a_notification_cannot_imitate_another_line() {
 }
 
 #[test]
-fn one_of_high_priority_ends_a_sleep_and_others_only_one_that_named_them() {
+fn a_notification_of_high_priority_ends_any_sleep_and_others_only_one_that_named_them() {
     let asleep = |names: &str| {
         let mut driver = Driver::started(settings());
         let arguments = format!(r#"{{"sleep": 600, "wake_early_if": [{names}]}}"#);
@@ -333,7 +333,7 @@ fn one_of_high_priority_ends_a_sleep_and_others_only_one_that_named_them() {
 }
 
 #[test]
-fn one_that_comes_under_a_pause_ends_the_sleep_below_it_and_not_the_pause() {
+fn a_notification_during_a_pause_ends_the_sleep_below_it_and_not_the_pause() {
     let mut driver = Driver::started(settings());
     driver.answer(calls("yield", r#"{"sleep": 600}"#));
     driver.feed(EngineInput::LinkLost);

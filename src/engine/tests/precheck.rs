@@ -146,7 +146,7 @@ fn a_refusal_begins_the_turn_and_is_recorded_as_useless() {
 }
 
 #[test]
-fn what_changed_is_measured_from_the_last_committed_turn_however_many_were_skipped() {
+fn changes_are_measured_from_the_last_committed_turn_however_many_were_skipped() {
     let mut driver = slept();
     driver.answer(says(NO));
     write(&mut driver, "rsi", &json!(53));
@@ -227,7 +227,7 @@ fn a_budget_that_refuses_it_holds_the_loop_as_for_any_call() {
 }
 
 #[test]
-fn one_that_is_larger_than_a_limit_costs_the_agent_no_history() {
+fn a_precheck_larger_than_a_limit_costs_the_agent_no_history() {
     let mut driver = Driver::fresh(checking());
     driver.start(1);
     for _ in 0..20 {

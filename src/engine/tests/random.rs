@@ -10,8 +10,8 @@ use super::super::notifications::{Notification, NotificationPriority};
 use super::super::precheck;
 use super::*;
 use agentloop_api::agent::LimitedResource;
-use agentloop_api::file_report::{FileFinding, FileReport};
 use agentloop_api::goal::{GoalArtifact, QuestionModel};
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport};
 
 /// What a provider refuses in [`Driver::heals`].
 const POISON: &str = "poison";

@@ -123,9 +123,9 @@ fn a_request_may_use_tools_but_not_those_of_the_mode() {
 #[rstest]
 #[case(3, Some(TaskLimit::MaxIterations))]
 #[case(4, None)]
-fn the_limit_of_calls_is_that_of_a_turn(#[case] most: u32, #[case] limit: Option<TaskLimit>) {
+fn the_limit_of_calls_is_that_of_a_turn(#[case] max: u32, #[case] limit: Option<TaskLimit>) {
     let mut driver = Driver::with_tools(EngineSettings {
-        max_calls_per_turn: most,
+        max_calls_per_turn: max,
         ..settings()
     });
     driver.answer(calls("yield", r#"{"sleep": 3600}"#));

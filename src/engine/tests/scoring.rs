@@ -214,9 +214,9 @@ fn a_budget_that_refuses_a_score_pauses_the_loop_and_the_question_waits(
 ) {
     let mut driver = asleep(scoring());
     driver.feed(question(1));
-    let room = driver.now + seconds(60);
+    let resumes_at = driver.now + seconds(60);
     driver.fail_with(CallFailure {
-        resumes_at: Some(room),
+        resumes_at: Some(resumes_at),
         ..failure(kind)
     });
     assert_eq!(driver.state(), LoopState::Paused);

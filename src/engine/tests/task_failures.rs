@@ -31,9 +31,9 @@ fn tasks_without_an_answer_are_failures_in_a_row() {
 #[rstest]
 #[case(1, false)]
 #[case(2, true)]
-fn an_empty_first_answer_counts_as_an_iteration(#[case] most: u32, #[case] again: bool) {
+fn an_empty_first_answer_counts_as_an_iteration(#[case] max: u32, #[case] again: bool) {
     let mut driver = at_work(TaskSettings {
-        max_iterations: most,
+        max_iterations: max,
         ..mode()
     });
     driver.answer(says(" "));
@@ -45,7 +45,7 @@ fn an_empty_first_answer_counts_as_an_iteration(#[case] most: u32, #[case] again
     let response = driver.response();
     assert_eq!(
         (response.reason, response.iterations),
-        (Some(TaskLimit::MaxIterations), most)
+        (Some(TaskLimit::MaxIterations), max)
     );
 }
 
@@ -70,9 +70,9 @@ fn the_tokens_of_an_empty_first_answer_count(#[case] tokens: u64, #[case] limit:
 #[rstest]
 #[case(1, false)]
 #[case(2, true)]
-fn an_empty_first_answer_counts_as_a_call_of_its_turn(#[case] most: u32, #[case] again: bool) {
+fn an_empty_first_answer_counts_as_a_call_of_its_turn(#[case] max: u32, #[case] again: bool) {
     let mut driver = Driver::started(EngineSettings {
-        max_calls_per_turn: most,
+        max_calls_per_turn: max,
         ..settings()
     });
     driver.answer(says(" "));

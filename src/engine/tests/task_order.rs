@@ -154,7 +154,7 @@ fn a_kill_at_any_point_leaves_the_order_as_it_is() {
 }
 
 #[test]
-fn what_was_served_before_the_queue_was_empty_counts_after_a_restart() {
+fn origins_served_before_the_queue_was_empty_count_after_a_restart() {
     let mut driver = Driver::with_tools(with(mode()));
     for (origin, id) in [("mail", "m1"), ("ann", "a1"), ("mail", "m2")] {
         driver.offers(&[(origin, id)]);

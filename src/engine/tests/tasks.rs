@@ -145,7 +145,7 @@ fn a_reactive_loop_sleeps_until_a_task_arrives_and_after_its_response() {
 #[rstest]
 #[case::as_many_as_are_kept(10, "t1")]
 #[case::one_more(11, "t2")]
-fn of_the_tasks_that_are_over_the_last_ten_are_reported_newest_first(#[case] tasks: usize, #[case] oldest: &str) {
+fn the_last_ten_ended_tasks_are_reported_newest_first(#[case] tasks: usize, #[case] oldest: &str) {
     let mut driver = Driver::with_tools(with(mode()));
     for number in 1..=tasks {
         driver.take(&format!("t{number}"));

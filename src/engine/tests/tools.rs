@@ -115,7 +115,7 @@ fn the_last_valid_yield_counts_and_every_call_has_its_result_in_order() {
 }
 
 #[test]
-fn what_changes_is_only_in_the_newest_message() {
+fn changing_content_is_only_in_the_newest_message() {
     let mut driver = Driver::started(settings());
     let first = driver.prompt.clone();
     driver.turn();

@@ -55,7 +55,7 @@ fn a_suspension_and_a_lost_link_are_no_limits() {
 }
 
 #[test]
-fn what_limits_did_and_how_tools_ended_is_counted_and_outlives_the_process() {
+fn trips_of_limits_and_outcomes_of_tools_are_counted_across_restarts() {
     let mut driver = Driver::with_tools(EngineSettings {
         max_calls_per_turn: 2,
         ..settings()

@@ -185,7 +185,7 @@ fn actions_stay_as_text_when_no_summary_is_available() {
 }
 
 #[test]
-fn of_many_calls_without_a_summary_the_newest_are_listed_and_the_others_counted() {
+fn the_newest_of_many_calls_without_a_summary_are_listed_and_the_others_counted() {
     let mut driver = Driver::with_tools(middle());
     let mut turns = 0;
     while !all(&driver).contains("calls, not listed") {
@@ -312,7 +312,7 @@ fn a_budget_that_was_lowered_for_a_while_costs_no_results() {
 }
 
 #[test]
-fn one_result_has_a_quarter_of_the_free_window_at_most_and_all_of_an_answer_fit_together() {
+fn a_result_has_at_most_a_quarter_of_the_free_window_and_all_results_of_an_answer_fit() {
     let mut driver = Driver::with_tools(middle());
     work(&mut driver, &["files__read"], 30_000);
     let one = shown(&driver)[0].len();
@@ -583,20 +583,25 @@ fn the_ratio_is_that_of_the_last_bill_between_one_and_four() {
 #[test]
 fn a_refusal_is_remembered_until_a_bill_explains_it_or_the_window_is_another() {
     let settings = middle();
-    let room = |known: sizes::TokenEstimator, settings: &EngineSettings| sizes::room(settings, known, None, 0, 0).whole;
+    let available =
+        |known: sizes::TokenEstimator, settings: &EngineSettings| sizes::available(settings, known, None, 0, 0).whole;
     let mut known = sizes::TokenEstimator::default();
-    assert_eq!(room(known, &settings), 11_000);
+    assert_eq!(available(known, &settings), 11_000);
     known.record_refusal(5000, &settings);
     known.record_refusal(6000, &settings);
-    assert_eq!(room(known, &settings), 4000, "a fifth below the smallest");
+    assert_eq!(available(known, &settings), 4000, "a fifth below the smallest");
     known.calibrate(4000, 4400, &settings);
-    assert_eq!(room(known, &settings), 4000, "it does not explain a refusal of 5,500");
+    assert_eq!(
+        available(known, &settings),
+        4000,
+        "it does not explain a refusal of 5,500"
+    );
     let mut explained = known;
     explained.calibrate(4000, 12_000, &settings);
-    assert_eq!(room(explained, &settings), 11_000 / 3);
+    assert_eq!(available(explained, &settings), 11_000 / 3);
     let larger = EngineSettings {
         context_tokens: 24_000,
         ..settings
     };
-    assert!(room(known, &larger) > 20_000);
+    assert!(available(known, &larger) > 20_000);
 }

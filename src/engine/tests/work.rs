@@ -249,7 +249,7 @@ fn read_only_runs_are_limited_to_four_and_results_are_joined_in_the_order_of_the
 }
 
 #[test]
-fn what_acts_runs_alone_and_in_order() {
+fn tools_with_side_effects_run_alone_and_in_order() {
     let mut driver = Driver::with_tools(settings());
     driver.answer(wants(&[
         "files__read",

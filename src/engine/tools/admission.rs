@@ -23,9 +23,9 @@ use agentloop_support::json_schema;
 
 /// Denials of one tool in one turn after which all its calls are denied until the turn ends.
 pub const MAX_DENIALS: u32 = 3;
-/// Most characters of a name, a path or a problem that are returned to the model.
+/// Maximum number of characters of a name, a path or a problem that are returned to the model.
 const MAX_TOLD: usize = 500;
-/// Most bytes of the arguments of a call that a person must approve, since all of them are shown.
+/// Maximum number of bytes of the arguments of a call that a person must approve, since all of them are shown.
 pub const MAX_SHOWN_ARGUMENTS: usize = 48 * 1024;
 /// Tool names that are listed to a model that called an unknown tool.
 const MAX_NAMES: usize = 64;

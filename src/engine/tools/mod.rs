@@ -35,7 +35,7 @@ use agentloop_api::status::GateKind;
 
 /// How often one run is sent if its outcome stays unknown and its tool's policy is `Retry`.
 pub const MAX_TRIES: u32 = 3;
-/// Most characters of the reasoning that the journal keeps with a call.
+/// Maximum number of characters of the reasoning that the journal keeps with a call.
 const MAX_REASONING: usize = 1_000;
 
 impl Engine {
@@ -193,7 +193,7 @@ impl Engine {
         let Some((plan, is_new)) = self.batch_mut().and_then(|batch| batch.send(place)) else {
             return;
         };
-        let run = plan.run(id, arguments, self.most_result_bytes());
+        let run = plan.run(id, arguments, self.max_result_bytes());
         self.start_run(run, &plan, is_new, out);
     }
 
@@ -272,13 +272,13 @@ impl Engine {
         (outcome, mut artifacts): (ToolOutcome, ResultArtifacts),
         out: &mut EffectBuffer,
     ) {
-        let most = self.most_result_bytes();
+        let max = self.max_result_bytes();
         let rules = self.turn_rules();
         let Some(plan) = self.tool_batch().and_then(|batch| batch.open(place)).cloned() else {
             return;
         };
         let plan = &plan;
-        let (kind, text) = render_outcome(outcome, plan, most, &mut artifacts);
+        let (kind, text) = render_outcome(outcome, plan, max, &mut artifacts);
         let ended = EndedToolRun {
             tool: &plan.tool,
             outcome: kind,

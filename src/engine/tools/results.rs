@@ -7,12 +7,12 @@ use crate::OutcomeKind;
 use crate::runtime_mark::without_marks;
 use crate::tool::{ResultArtifacts, ToolOutcome};
 
-/// The kind of an outcome, and its result for the model of at most `most` bytes. Of what is stored of it, the text stays
+/// The kind of an outcome, and its result for the model of at most `max` bytes. Of what is stored of it, the text stays
 /// only if it is shortened.
 pub fn render_outcome(
     outcome: ToolOutcome,
     plan: &ToolRunPlan,
-    most: usize,
+    max: usize,
     artifacts: &mut ResultArtifacts,
 ) -> (OutcomeKind, String) {
     let mut added = 0;
@@ -39,7 +39,7 @@ pub fn render_outcome(
             (OutcomeKind::Unknown, error.to_string())
         }
     };
-    if text.len() <= most {
+    if text.len() <= max {
         artifacts.text = None;
     }
     let whole = artifacts.text.as_deref().map(|name| WholeText { name, added });
@@ -47,7 +47,7 @@ pub fn render_outcome(
         // Servers reject an empty result.
         return (kind, "[no text]".to_owned());
     }
-    (kind, without_marks(&shortened(text, most, whole)).into_owned())
+    (kind, without_marks(&shortened(text, max, whole)).into_owned())
 }
 
 /// Marks the text of a tool that failed, so that it is not mistaken for a success.
@@ -71,14 +71,14 @@ pub struct WholeText<'a> {
     added: usize,
 }
 
-/// Truncates a text to `most` bytes, not counting the line that says what is missing, and where all of it is. Keeps its
+/// Truncates a text to `max` bytes, not counting the line that says what is missing, and where all of it is. Keeps its
 /// beginning and its end, where errors and totals usually are.
-pub fn shortened(text: String, most: usize, whole: Option<WholeText<'_>>) -> String {
-    if text.len() <= most {
+pub fn shortened(text: String, max: usize, whole: Option<WholeText<'_>>) -> String {
+    if text.len() <= max {
         return text;
     }
-    let head = text.floor_char_boundary(most.div_ceil(2));
-    let tail = text.ceil_char_boundary(text.len() - most / 2);
+    let head = text.floor_char_boundary(max.div_ceil(2));
+    let tail = text.ceil_char_boundary(text.len() - max / 2);
     let missing = format!("left out: {} of {} bytes, in the middle", tail - head, text.len());
     let place = whole.map_or_else(String::new, |WholeText { name, added }| {
         let (bytes, from) = (text.len() - added, head.saturating_sub(added));

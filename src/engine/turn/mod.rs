@@ -545,9 +545,9 @@ impl Engine {
 
     /// Adds waiting notifications to the next attempt of the turn.
     fn show_notifications(&mut self) {
-        let room = notifications::room(&self.settings);
+        let max_bytes = notifications::max_bytes(&self.settings);
         if let Some(turn) = &mut self.state.turn {
-            self.state.inbox.choose(turn.shown_mut(), room);
+            self.state.inbox.choose(turn.shown_mut(), max_bytes);
         }
     }
 

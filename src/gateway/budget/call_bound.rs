@@ -83,7 +83,7 @@ impl CallBound {
         })
     }
 
-    /// The least with which the call is worth making.
+    /// The minimum with which the call is worth making.
     pub(super) fn needs(&self) -> CallNeeds {
         CallNeeds {
             field: self.field,

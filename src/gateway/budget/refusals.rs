@@ -8,7 +8,7 @@ use crate::ledger::account::GrantRefusal;
 use crate::ledger::price::MoneyError;
 use crate::link::messages::{AccountTerms, LimitName};
 
-/// The least that a call may need.
+/// The minimum that a call may need.
 pub(super) struct CallNeeds {
     pub(super) field: ModelField,
     pub(super) amount: Amount,

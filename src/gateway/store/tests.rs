@@ -630,7 +630,7 @@ fn the_record_contains_the_purpose_of_each_call() {
 }
 
 #[test]
-fn what_limits_did_is_counted_over_restarts() {
+fn trips_of_limits_are_counted_across_restarts() {
     let directory = TempDir::new().unwrap();
     let store = open(&directory);
     store.count(|budget| budget.refused_calls += 2);

@@ -15,11 +15,11 @@ use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{ImageInput, ModelApi, ModelSpec};
 use crate::api::failure::{CallFailure, FailureKind};
+use crate::egress::AddressPolicy;
 use crate::engine::{CallId, CallPurpose};
 use crate::ledger::bound::{CallBill, RequestOverhead};
 use crate::provider::WireFormat;
 use crate::provider::scripted::ModelScript;
-use crate::sensing::address::AddressPolicy;
 
 pub const JSON: &str = "application/json";
 pub const EVENT_STREAM: &str = "text/event-stream";
@@ -102,7 +102,7 @@ impl PreparedRequest {
         }
     }
 
-    /// Most output tokens that the server may bill.
+    /// Maximum number of output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         match self {
             Self::Server(request) => request.checked.max_output(),

@@ -18,10 +18,10 @@
 //! - `perAgent` is keyed by namespace and name: a recreated Agent continues with its usage. Top-ups do not raise it.
 //! - An account with another id (a recreated budget has another uid) starts empty.
 
+mod availability;
 mod lease;
 mod record;
 mod record_size;
-mod room;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -29,9 +29,9 @@ mod tests;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+pub use self::availability::AccountAvailability;
+use self::availability::{LargeGrant, WaitingGateway};
 use self::lease::{Lease, LeaseTable};
-pub use self::room::AccountRoom;
-use self::room::{LargeGrant, WaitingGateway};
 use self::shares::AgentShares;
 pub use self::shares::MAX_SHARES;
 use super::sum::saturating_sum;
@@ -214,7 +214,7 @@ impl Account {
         // Top-ups of the spec stay known after they expire, otherwise they would count again.
         self.top_ups
             .retain(|top_up| rule.counts(top_up.at, time) || !top_up.id.starts_with(GATE_TOP_UP));
-        room::expire_waiters(&mut self.waiting, time);
+        availability::expire_waiters(&mut self.waiting, time);
         let gates = self.top_ups.iter().filter(|top_up| top_up.id.starts_with(GATE_TOP_UP));
         let moments = gates.filter_map(|top_up| rule.expires_at(top_up.at, time));
         let moments = moments.chain(self.waiting.iter().map(WaitingGateway::due));

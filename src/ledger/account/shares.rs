@@ -85,9 +85,9 @@ impl AgentShares {
 
     fn join_least(&mut self) {
         let used = |settled: &SettledUsage| (settled.total().tokens, settled.total().cost);
-        let least = self.of.iter().min_by_key(|(_, settled)| used(settled));
-        let least = least.map(|(agent, _)| agent.clone());
-        if let Some((agent, share)) = least.and_then(|agent| self.of.remove_entry(&agent)) {
+        let smallest = self.of.iter().min_by_key(|(_, settled)| used(settled));
+        let smallest = smallest.map(|(agent, _)| agent.clone());
+        if let Some((agent, share)) = smallest.and_then(|agent| self.of.remove_entry(&agent)) {
             self.length = self.length.saturating_sub(record_size::of_share(&agent, &share));
             self.others.raise_to(&share);
         }

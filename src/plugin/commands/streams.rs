@@ -95,7 +95,7 @@ pub(super) async fn history(
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
     let newest = newest(&link, &agent).await?;
-    let most = usize::try_from(arguments.turns).unwrap_or(usize::MAX);
+    let max = usize::try_from(arguments.turns).unwrap_or(usize::MAX);
     let mut back = i64::from(arguments.turns) * EVENTS_OF_A_TURN;
     // Turns differ in length: if these events are of fewer turns, more are read.
     let rows = loop {
@@ -105,8 +105,8 @@ pub(super) async fn history(
         while let Some(event) = reader.next(screen).await? {
             events.push(event);
         }
-        let rows = turns::rows(&events, most);
-        if rows.len() >= most || from == 0 {
+        let rows = turns::rows(&events, max);
+        if rows.len() >= max || from == 0 {
             break rows;
         }
         back = back.saturating_mul(8);

@@ -18,7 +18,7 @@ use crate::plugin::cluster_errors::problem as problem_of;
 const LEADER: &str = "agentloop.dev/leader=true,app.kubernetes.io/part-of=agentloop";
 /// Name of the link's port in the pod of the controller.
 const PORT_NAME: &str = "link";
-/// Most connections at a time.
+/// Maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 8;
 
 /// The port-forward; ends when it is dropped.

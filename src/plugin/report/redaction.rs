@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::crd;
 
-/// Most digits of a number in a message: fewer than those of a one-time password.
+/// Maximum number of digits of a number in a message: fewer than those of a one-time password.
 pub const MAX_DIGITS: usize = 4;
 /// Fields whose strings are names that no prompt is in, by their path without indices.
 const NAMES: [&str; 11] = [

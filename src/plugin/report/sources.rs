@@ -10,13 +10,13 @@ use crate::api::GROUP;
 use crate::plugin::failure::is_forbidden;
 use crate::plugin::session::PluginSession;
 
-/// Most Events, counted from the newest.
+/// Maximum number of Events, counted from the newest.
 pub const MAX_EVENTS: usize = 500;
-/// Most lines of the log of one container, counted from the newest.
+/// Maximum number of lines of the log of one container, counted from the newest.
 pub const MAX_LINES: usize = 2_000;
-/// Most bytes of it.
+/// Maximum number of bytes of it.
 pub const MAX_LOG_BYTES: usize = 1024 * 1024;
-/// Most pods whose logs are read.
+/// Maximum number of pods whose logs are read.
 const MAX_LOGS: usize = 4;
 /// Label of the pods of the chart and of those that the controller creates. Their names may be other ones.
 const PROJECT_LABEL: &str = "app.kubernetes.io/part-of";

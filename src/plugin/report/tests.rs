@@ -136,7 +136,7 @@ fn no_text_of_the_resources_events_and_logs_is_in_the_archive() {
 }
 
 #[test]
-fn what_is_left_of_each_kind_of_object() {
+fn the_archive_has_the_kept_fields_of_each_kind_of_object() {
     let files = archive::files(&sources());
     let content = |name: &str| files.iter().find(|file| file.name == name).unwrap().content.clone();
     insta::assert_snapshot!("agents", content("agents.json"));

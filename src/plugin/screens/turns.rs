@@ -10,7 +10,7 @@ use super::table::TextTable;
 use crate::link::event_names;
 use crate::link::events::EventLine;
 
-/// Most names of tools that a row of the table shows.
+/// Maximum number of names of tools that a row of the table shows.
 const MAX_TOOLS: usize = 4;
 
 /// One turn.
@@ -40,9 +40,9 @@ pub struct TurnRow {
     pub note: String,
 }
 
-/// The turns that these events are of, oldest first, at most `most` of the newest.
+/// The turns that these events are of, oldest first, at most `max` of the newest.
 #[must_use]
-pub fn rows(events: &[EventLine], most: usize) -> Vec<TurnRow> {
+pub fn rows(events: &[EventLine], max: usize) -> Vec<TurnRow> {
     let mut turns: BTreeMap<i64, TurnRow> = BTreeMap::new();
     for event in events.iter().filter(|event| event.turn > 0 && event.member == 0) {
         if event.event == event_names::TURN_STARTED {
@@ -57,7 +57,7 @@ pub fn rows(events: &[EventLine], most: usize) -> Vec<TurnRow> {
             count(row, event);
         }
     }
-    let skipped = turns.len().saturating_sub(most);
+    let skipped = turns.len().saturating_sub(max);
     turns.into_values().skip(skipped).collect()
 }
 
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_newest_turns_are_kept() {
-        let turns = |most| rows(&events(), most).iter().map(|row| row.turn).collect::<Vec<_>>();
+        let turns = |max| rows(&events(), max).iter().map(|row| row.turn).collect::<Vec<_>>();
         assert_eq!(turns(3), [2, 3, 4]);
         assert_eq!(turns(2), [3, 4]);
     }

@@ -3,9 +3,9 @@
 
 use serde_json::json;
 
-/// Most bytes of the source of untrusted content in a request.
+/// Maximum number of bytes of the source of untrusted content in a request.
 const MAX_SOURCE_BYTES: usize = 320;
-/// Most bytes of a prompt.
+/// Maximum number of bytes of a prompt.
 pub const MAX_PROMPT_BYTES: usize = 48 * 1024;
 const BEFORE: &str =
     "This is a conversation. Its earlier messages follow, the oldest first, as one JSON object a line.\n";
@@ -38,10 +38,10 @@ impl Conversation {
                 message.len()
             ));
         }
-        let mut room = MAX_PROMPT_BYTES.saturating_sub(BEFORE.len() + NEXT.len() + message.len());
+        let mut remaining = MAX_PROMPT_BYTES.saturating_sub(BEFORE.len() + NEXT.len() + message.len());
         let newest = self.exchanges.iter().rev().take_while(|exchange| {
-            let fits = exchange.lines.len() <= room;
-            room = room.saturating_sub(exchange.lines.len());
+            let fits = exchange.lines.len() <= remaining;
+            remaining = remaining.saturating_sub(exchange.lines.len());
             fits
         });
         let first = self.exchanges.len() - newest.count();

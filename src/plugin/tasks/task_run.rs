@@ -22,11 +22,11 @@ use crate::plugin::screens::printable::one_line;
 use crate::plugin::session::{Screen, note};
 use crate::plugin::tasks::live_text::{LiveText, NoteWriter};
 
-/// Most attempts to request the task, when it is unknown whether an attempt arrived.
+/// Maximum number of attempts to request the task, when it is unknown whether an attempt arrived.
 const MAX_ATTEMPTS: u32 = 5;
 /// Delay before the second attempt, doubled before each further one.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
-/// Most fragments of text that wait to be printed.
+/// Maximum number of fragments of text that wait to be printed.
 const MAX_FRAGMENTS: usize = 64;
 /// How long a connection may be without an event while no event of a task that was requested before has been seen.
 /// Kept events follow each other at once; this is only for those that a later version may number and not send.

@@ -19,7 +19,7 @@ use crate::api::NamespacedName;
 
 /// Name under which the API server lists the fields that the plugin sets.
 const MANAGER: &str = "kubectl-agentloop";
-/// Most attempts while other clients change the object.
+/// Maximum number of attempts while other clients change the object.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// What is to be written, and the message for the user.

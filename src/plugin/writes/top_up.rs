@@ -8,7 +8,7 @@ use crate::api::AgentBudget;
 use crate::api::budget::{BudgetLimits, TopUp};
 use crate::plugin::failure::PluginError;
 
-/// Most entries of `spec.topUps`.
+/// Maximum number of entries of `spec.topUps`.
 const MAX_TOP_UPS: usize = 64;
 
 /// An id of the time, for readers, and of random digits: two top-ups in one second are two.
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_limited_cannot_be_topped_up() {
+    fn an_unlimited_amount_cannot_be_topped_up() {
         let refused = plan(
             "team",
             &budget(&[]),

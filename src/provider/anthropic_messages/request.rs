@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_is_left_out_because_servers_refuse_it() {
+    fn empty_content_is_left_out_because_servers_refuse_it() {
         let body = request(&model(), &[Message::System { text: " ".into() }], &[]);
         assert_eq!((body.get("system"), body.get("tools")), (None, None));
         assert_eq!(body["messages"], json!([]));

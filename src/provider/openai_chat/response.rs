@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_a_bad_response() {
+    fn a_malformed_answer_is_a_bad_response() {
         for body in [
             "",
             "<html>",

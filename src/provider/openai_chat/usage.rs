@@ -115,7 +115,7 @@ mod tests {
     #[case(json!({"prompt_tokens": 100, "completion_tokens": 4, "prompt_tokens_details": {"cache_write_tokens": 70}}))]
     #[case(json!({"prompt_tokens": 100, "completion_tokens": 4, "cache_creation_input_tokens": 70,
         "prompt_tokens_details": {"cache_creation_tokens": 70}}))]
-    fn what_a_chat_completion_wrote_to_a_cache_is_priced_so(#[case] usage: Value) {
+    fn cache_writes_of_a_chat_completion_are_priced_as_such(#[case] usage: Value) {
         let bill = super::bill(&usage).unwrap();
         assert_eq!((bill.input, bill.cache_write, bill.output), (30, 70, 4));
     }

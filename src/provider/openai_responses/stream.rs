@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_answer_had_begun_is_kept_but_for_its_reasoning() {
+    fn the_beginning_of_a_cut_answer_is_kept_without_its_reasoning() {
         let answer = read(&[
             added(0, &json!({"type": "reasoning", "id": "rs_1", "summary": []})),
             delta("output_text", 1, "hel"),

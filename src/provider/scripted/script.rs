@@ -14,9 +14,9 @@ pub const MAX_SCRIPT_BYTES: usize = 256 * 1024;
 /// The largest script once its aliases are followed: one for each node, and one for each byte of text. No script
 /// without aliases reaches it, since a node takes two bytes, and an escape at most doubles what it stands for.
 pub const MAX_SCRIPT_UNITS: usize = 2 * MAX_SCRIPT_BYTES;
-/// The most turns of a script.
+/// Maximum number of turns of a script.
 pub const MAX_TURNS: usize = 1000;
-/// The most tool calls of one turn.
+/// Maximum number of tool calls of one turn.
 pub const MAX_TOOL_CALLS: usize = 32;
 /// The longest text of one turn, in bytes.
 pub const MAX_TEXT_BYTES: usize = 64 * 1024;
@@ -24,7 +24,7 @@ pub const MAX_TEXT_BYTES: usize = 64 * 1024;
 pub const MAX_DELAY_MILLISECONDS: u64 = 600_000;
 /// The longest `retryAfterSeconds`.
 pub const MAX_RETRY_AFTER_SECONDS: u64 = 86_400;
-/// The most tokens of one kind that a turn may claim.
+/// Maximum number of tokens of one kind that a turn may claim.
 pub const MAX_TOKENS: u64 = 10_000_000;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn yield_is_short_for_a_call_of_that_tool_and_comes_last() {
+    fn yield_is_short_for_a_call_of_that_tool_after_all_others() {
         let script = ModelScript::parse(
             "turns:\n- toolCalls: [{name: look, arguments: {deep: {n: 1.5}}}]\n  yield: {sleep: 5, wake_early_if: [x], reason: tired}\n- yield: {mode: shutdown}\n- yield: {}",
         )
@@ -545,10 +545,10 @@ mod tests {
     #[test]
     fn the_largest_script_without_aliases_is_not_too_large() {
         let call = |arguments: String| format!("turns: [{{toolCalls: [{{name: a, arguments: {{b: {arguments}}}}}]}}]");
-        let room = MAX_SCRIPT_BYTES - call(String::new()).len() - 2;
-        let nodes = call(format!("[{}]", vec!["1"; room / 2].join(",")));
+        let available = MAX_SCRIPT_BYTES - call(String::new()).len() - 2;
+        let nodes = call(format!("[{}]", vec!["1"; available / 2].join(",")));
         assert!(nodes.len() > MAX_SCRIPT_BYTES - 4 && ModelScript::parse(&nodes).is_ok());
-        let escapes = call(format!("\"{}\"", "\\L".repeat(room / 2)));
+        let escapes = call(format!("\"{}\"", "\\L".repeat(available / 2)));
         assert!(escapes.len() > MAX_SCRIPT_BYTES - 4 && ModelScript::parse(&escapes).is_ok());
     }
 }

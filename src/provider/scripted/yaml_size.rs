@@ -5,11 +5,11 @@
 
 use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor};
 
-/// Whether the text expands to at most `most` units: one for each node, and one for each byte of a string.
+/// Whether the text expands to at most `max` units: one for each node, and one for each byte of a string.
 ///
 /// A text that is not valid YAML fits: the parser reports the mistake later.
-pub(super) fn fits(text: &str, most: usize) -> bool {
-    let mut left = Some(most);
+pub(super) fn fits(text: &str, max: usize) -> bool {
+    let mut left = Some(max);
     let _ = UnitCounter(&mut left).deserialize(serde_yaml::Deserializer::from_str(text));
     left.is_some()
 }

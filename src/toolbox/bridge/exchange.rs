@@ -11,12 +11,12 @@ use tokio::sync::mpsc;
 
 use super::message::{self, RpcMessage};
 
-/// Most requests without an answer.
+/// Maximum number of requests without an answer.
 pub(super) const MAX_PENDING: usize = 256;
-/// Most messages that wait to be sent with one answer. A server that notifies faster than its client reads loses
+/// Maximum number of messages that wait to be sent with one answer. A server that notifies faster than its client reads loses
 /// notifications, never the answer.
 const MAX_QUEUED: usize = 64;
-/// Most notifications that wait for a client to open its stream.
+/// Maximum number of notifications that wait for a client to open its stream.
 const MAX_BACKLOG: usize = 64;
 const METHOD_NOT_FOUND: i32 = -32601;
 const LISTEN: &str = "subscriptions/listen";
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_message_is_rejected() {
+    fn a_body_that_is_not_one_message_is_rejected() {
         for text in [
             "",
             "[]",

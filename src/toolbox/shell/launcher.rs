@@ -41,8 +41,8 @@ impl ProcessLimits {
         for (resource, limit, extra) in limits {
             if let Some(limit) = limit {
                 // Limits of the container that are lower stay.
-                let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
-                let (current, maximum) = (limit.min(most), limit.saturating_add(extra).min(most));
+                let hard_limit = getrlimit(resource).maximum.unwrap_or(u64::MAX);
+                let (current, maximum) = (limit.min(hard_limit), limit.saturating_add(extra).min(hard_limit));
                 let (current, maximum) = (Some(current), Some(maximum));
                 setrlimit(resource, Rlimit { current, maximum })?;
             }

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agentloop_api::test_report::TestReport;
+use agentloop_toolbox_protocol::test_report::TestReport;
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};

@@ -232,11 +232,11 @@ async fn a_result_above_the_limit_is_an_error_and_the_server_stays() {
         words,
         "it ran, but its result is longer than 4 MiB and was dropped: ask for less"
     );
-    let most = client
+    let largest = client
         .call("call", json!({"do": "long", "bytes": 4_000_000}))
         .await
         .ok();
-    assert_eq!(most.len(), 4_000_000);
+    assert_eq!(largest.len(), 4_000_000);
     assert_eq!(servers(&record), first);
     println!(
         "RssAnon {} KiB, VmHWM {} KiB after results of 4 MiB",

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use agentloop_api::toolbox::BANDWIDTH_BYTES_META;
+use agentloop_toolbox_protocol::BANDWIDTH_BYTES_META;
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;

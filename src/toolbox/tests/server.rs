@@ -1,6 +1,6 @@
 //! The toolbox as a server of the protocol.
 
-use agentloop_api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
+use agentloop_toolbox_protocol::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 

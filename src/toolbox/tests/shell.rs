@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use agentloop_api::toolbox::DISK_WRITE_BYTES_META;
+use agentloop_toolbox_protocol::DISK_WRITE_BYTES_META;
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
@@ -287,9 +287,9 @@ async fn limits_of_processes_trip_at_their_value_and_not_below() {
     let python = "import os\\nfor n in range(17): os.open(\"/dev/null\", 0)\\nprint(\"ok\")";
     let open = |count: u32| format!("printf '{}' | python3 -", python.replace("17", &count.to_string()));
     // 0, 1 and 2 are open, and Python keeps its own.
-    let most = 20 - 3;
-    assert!(run(&open(most + 1)).await.contains("Too many open files"));
-    assert!(run(&open(most - 1)).await.contains("\nok\n"));
+    let max = 20 - 3;
+    assert!(run(&open(max + 1)).await.contains("Too many open files"));
+    assert!(run(&open(max - 1)).await.contains("\nok\n"));
     let allocate = |bytes: u64| format!("python3 -c 'x = bytearray({bytes})' 2>&1");
     assert!(run(&allocate(200_000_000)).await.contains("MemoryError"));
     assert!(run(&allocate(50_000_000)).await.starts_with("exit code 0"));
@@ -387,7 +387,7 @@ async fn reported_at(server: &Server, command: &str, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_report_that_the_command_has_written_comes_before_its_output() {
+async fn a_report_that_the_command_has_written_precedes_its_output() {
     let server = Server::toolbox(&[]).await;
     let command = format!("echo out; echo '{GREEN}' > report.xml; exit 3");
     let arguments = json!({"command": command, "junit": "report.xml"});

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use agentloop_api::file_report::{FileFinding, FileReport, MAX_FILES};
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport, MAX_FILES};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, fstat, statat};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 use super::{FileError, Workspace, check_cancelled, require_regular, size};
 use crate::answer::ToolAnswer;
 
-/// Most entries that are listed.
+/// Maximum number of entries that are listed.
 pub(crate) const MAX_ENTRIES: usize = 1000;
-/// Most entries that are read. Beyond it, the listed ones are not the first by name.
+/// Maximum number of entries that are read. Beyond it, the listed ones are not the first by name.
 const MAX_READ: usize = 100_000;
 
 /// Arguments of `list_directory`.

@@ -11,7 +11,7 @@ use crate::answer::ToolAnswer;
 
 pub(crate) const DEFAULT_LINES: u64 = 2000;
 pub(crate) const MAX_LINES: u64 = 100_000;
-/// Most bytes of a file that are passed over before the first wanted line.
+/// Maximum number of bytes of a file that are passed over before the first wanted line.
 const MAX_SKIPPED: u64 = 256 * 1024 * 1024;
 /// The first bytes of a file that are checked: with a zero byte among them it is not text.
 const PROBED: usize = 8 * 1024;
@@ -119,13 +119,13 @@ impl<R: std::io::Read> TextFile<'_, R> {
     fn collect(&mut self, count: u64, limit: usize) -> Result<LineExcerpt, FileError> {
         let mut excerpt = LineExcerpt::default();
         while excerpt.lines < count && excerpt.bytes.len() < limit {
-            let room = limit - excerpt.bytes.len();
+            let remaining = limit - excerpt.bytes.len();
             let chunk = self.fill()?;
             if chunk.is_empty() {
                 break;
             }
             let end = chunk.iter().position(|byte| *byte == b'\n');
-            let used = end.map_or(chunk.len(), |at| at + 1).min(room);
+            let used = end.map_or(chunk.len(), |at| at + 1).min(remaining);
             excerpt.bytes.extend_from_slice(&chunk[..used]);
             excerpt.lines += u64::from(excerpt.bytes.last() == Some(&b'\n'));
             self.file.consume(used);

@@ -4,7 +4,7 @@ use std::fs::{File, Metadata};
 use std::io::{BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 
-use agentloop_api::test_report::TestReport;
+use agentloop_toolbox_protocol::test_report::TestReport;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{FileError, Workspace, size};

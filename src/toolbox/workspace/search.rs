@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{DIRECTORY, FILE, FileError, Workspace, check_cancelled};
 use crate::answer::ToolAnswer;
-use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
+use agentloop_toolbox_protocol::UNFINISHED_FILE_PREFIX;
 
 pub(crate) const MAX_PATTERN: usize = 1000;
 pub(crate) const DEFAULT_RESULTS: usize = 100;
 pub(crate) const MAX_RESULTS: usize = 1000;
-/// Most bytes of a line that are shown.
+/// Maximum number of bytes of a line that are shown.
 const MAX_LINE: usize = 300;
 /// Longest line that is searched; the rest of a longer one is not.
 const MAX_SEARCHED_LINE: usize = 64 * 1024;

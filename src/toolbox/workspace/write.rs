@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use agentloop_api::toolbox::UNFINISHED_FILE_PREFIX;
+use agentloop_toolbox_protocol::UNFINISHED_FILE_PREFIX;
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, fchmod, fstat, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use serde::Deserialize;

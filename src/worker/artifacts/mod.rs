@@ -9,7 +9,7 @@
 mod name;
 mod prompt;
 mod read_tool;
-mod room;
+mod space;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use self::room::{StoreLimits, StoredFile, VolumeRoom};
+use self::space::{StoreLimits, StoredFile, VolumeSpace};
 use crate::support::disk;
 
 pub use self::name::{ArtifactName, TEXT};
 pub use self::prompt::prompt_images;
 pub use self::read_tool::{READ_TOOL, read_tool, run_read_tool};
-pub use self::room::MAX_ARTIFACT_BYTES;
+pub use self::space::MAX_ARTIFACT_BYTES;
 
 /// Its directory, beside the journal.
 const DIRECTORY: &str = "artifacts";
@@ -113,7 +113,7 @@ impl ArtifactStore {
         }
         files.retain(|file| file.name != *name);
         let new = u64::try_from(content.len()).unwrap_or(u64::MAX);
-        let surplus = room::surplus(&files, new, self.room()?, self.limits);
+        let surplus = space::surplus(&files, new, self.space()?, self.limits);
         let surplus = surplus.ok_or(io::ErrorKind::StorageFull)?;
         self.remove(&files[..surplus])?;
         let unfinished = self.dir.join(UNFINISHED);
@@ -130,7 +130,7 @@ impl ArtifactStore {
     fn trim(&self) -> io::Result<()> {
         let files = self.files()?;
         // Without room, all of them are removed: the journal needs it more.
-        let surplus = room::surplus(&files, 0, self.room()?, self.limits);
+        let surplus = space::surplus(&files, 0, self.space()?, self.limits);
         self.remove(&files[..surplus.unwrap_or(files.len())])
     }
 
@@ -159,9 +159,9 @@ impl ArtifactStore {
         Ok(files)
     }
 
-    fn room(&self) -> io::Result<VolumeRoom> {
+    fn space(&self) -> io::Result<VolumeSpace> {
         let volume = rustix::fs::statvfs(&self.dir)?;
-        Ok(VolumeRoom {
+        Ok(VolumeSpace {
             size: volume.f_blocks.saturating_mul(volume.f_frsize),
             free: volume.f_bavail.saturating_mul(volume.f_frsize),
         })

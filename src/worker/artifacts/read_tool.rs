@@ -16,7 +16,7 @@ pub const READ_TOOL: &str = "artifact_read";
 const TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 /// Bytes that the line before a part may have.
 const HEADER: usize = 160;
-/// Most characters of a wrong name that are returned to the model.
+/// Maximum number of characters of a wrong name that are returned to the model.
 const MAX_TOLD: usize = 100;
 
 /// The tool as it is offered. `trusted`: every server of the Agent is. Otherwise what it reads is untrusted content, since
@@ -89,11 +89,11 @@ fn read_part(store: &ArtifactStore, run: &ToolRun) -> Result<String, String> {
         let number = run.arguments.get(field).and_then(Value::as_u64);
         number.map(|number| usize::try_from(number).unwrap_or(usize::MAX))
     };
-    let (offset, most) = (
+    let (offset, max) = (
         number("offset").unwrap_or(0),
         number("maxBytes").unwrap_or(MAX_ARTIFACT_BYTES),
     );
-    let most = most.min(run.max_result_bytes.saturating_sub(HEADER));
+    let max = max.min(run.max_result_bytes.saturating_sub(HEADER));
     let about = format!(
         "[artifact {name}, {}, {} bytes",
         name.media_type(),
@@ -109,7 +109,7 @@ fn read_part(store: &ArtifactStore, run: &ToolRun) -> Result<String, String> {
             text.len()
         ));
     }
-    let (start, end) = part(&text, offset, most);
+    let (start, end) = part(&text, offset, max);
     let next = if end < text.len() {
         format!("the next part is at offset {end}")
     } else {
@@ -118,10 +118,10 @@ fn read_part(store: &ArtifactStore, run: &ToolRun) -> Result<String, String> {
     Ok(format!("{about}: {start} to {end}, {next}]\n{}", &text[start..end]))
 }
 
-/// The part of a text from this offset, of at most `most` bytes, but at least one character.
-fn part(text: &str, offset: usize, most: usize) -> (usize, usize) {
+/// The part of a text from this offset, of at most `max` bytes, but at least one character.
+fn part(text: &str, offset: usize, max: usize) -> (usize, usize) {
     let start = text.floor_char_boundary(offset);
-    let end = text.floor_char_boundary(start.saturating_add(most));
+    let end = text.floor_char_boundary(start.saturating_add(max));
     if end > start {
         (start, end)
     } else {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::engine::tool::ToolRunId;
 
-    fn run(arguments: Value, most: usize) -> ToolRun {
+    fn run(arguments: Value, max: usize) -> ToolRun {
         let arguments: Map<String, Value> = serde_json::from_value(arguments).unwrap();
         ToolRun {
             id: ToolRunId {
@@ -151,7 +151,7 @@ mod tests {
             definition: String::new(),
             arguments,
             idempotency_key: String::new(),
-            max_result_bytes: most,
+            max_result_bytes: max,
         }
     }
 
@@ -253,13 +253,13 @@ mod tests {
     proptest! {
         #[test]
         fn parts_of_any_text_are_whole_characters_and_make_progress(
-            text in "\\PC{1,60}", offset in 0usize..300, most in 0usize..20,
+            text in "\\PC{1,60}", offset in 0usize..300, max in 0usize..20,
         ) {
             let offset = offset.min(text.len());
-            let (start, end) = part(&text, offset, most);
+            let (start, end) = part(&text, offset, max);
             prop_assert!(text.is_char_boundary(start) && text.is_char_boundary(end) && start <= offset);
             prop_assert!(end > start || start == text.len());
-            prop_assert!(end - start <= most.max(4));
+            prop_assert!(end - start <= max.max(4));
         }
     }
 }

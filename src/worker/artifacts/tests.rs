@@ -101,7 +101,7 @@ fn a_clock_that_is_set_back_does_not_make_the_newest_artifact_the_oldest() {
 }
 
 #[test]
-fn what_a_crash_left_unfinished_is_no_artifact_and_is_removed() {
+fn a_file_that_a_crash_left_unfinished_is_no_artifact_and_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let store = ArtifactStore::open(dir.path());
     let name = store.store("text/plain", b"a").unwrap();

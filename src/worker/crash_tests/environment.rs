@@ -10,7 +10,6 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::script::{self, APPROVED, Call, ExternalEvent, ExternalEventKind, FailedAttempt, Script, ScriptedOutcome};
 use crate::api::failure::{CallFailure, FailureKind};
-use crate::api::file_report::{FileFinding, FileReport};
 use crate::engine::budget::BudgetState;
 use crate::engine::machine::LoopView;
 use crate::engine::message::ModelAnswer;
@@ -19,6 +18,7 @@ use crate::engine::sensor_events::{SensedEvent, SensedNotification};
 use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, CallPurpose, EngineGateAnswer};
+use crate::toolbox_protocol::file_report::{FileFinding, FileReport};
 use crate::worker::journal::JournalLine;
 
 /// Seconds until a person has answered a gate.

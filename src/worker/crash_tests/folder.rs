@@ -11,8 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::files;
-use crate::worker::sensors::LoopSensors;
-use crate::worker::sensors::file_watcher::{FileWatchers, WatchReport};
+use crate::worker::sensor_receiver::LoopSensors;
+use crate::worker::sensor_receiver::file_watcher::{FileWatchers, WatchReport};
 
 /// How long to wait before concluding that there is no change: one takes a second to settle, and scans run every five.
 const QUIET: Duration = Duration::from_secs(8);

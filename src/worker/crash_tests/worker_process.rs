@@ -15,7 +15,7 @@ use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, OpenRequests, StopCause};
 use crate::worker::journal::{Journal, JournalOwner};
 use crate::worker::journaled_engine::{JournaledEngine, StepOutcome};
-use crate::worker::sensors::{LoopSensors, ScoringStep, SensorTransition};
+use crate::worker::sensor_receiver::{LoopSensors, ScoringStep, SensorTransition};
 
 /// Maximum number of inputs in one life: a loop that needs more never ends.
 const MAX_INPUTS: usize = 5_000;

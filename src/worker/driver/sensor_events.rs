@@ -2,17 +2,17 @@
 //!
 //! Decides only when the loop takes it. The engine decides what it does, and [`Sensors`] what is persisted.
 //!
-//! [`Sensors`]: crate::worker::sensors::LoopSensors
+//! [`Sensors`]: crate::worker::sensor_receiver::LoopSensors
 
 use jiff::Timestamp;
 
 use super::LoopDriver;
 use crate::link::deliveries::{Delivery, MAX_DELIVERY_EVENTS};
 use crate::worker::journal::JournalError;
-use crate::worker::sensors::file_watcher::WatchReport;
-use crate::worker::sensors::{ScoringStep, SensorTransition};
+use crate::worker::sensor_receiver::file_watcher::WatchReport;
+use crate::worker::sensor_receiver::{ScoringStep, SensorTransition};
 
-/// Most transitions that are applied before other input is handled.
+/// Maximum number of transitions that are applied before other input is handled.
 const SENSORS_AT_ONCE: usize = MAX_DELIVERY_EVENTS;
 
 impl LoopDriver<'_> {

@@ -277,7 +277,7 @@ impl HistoryWriter<'_> {
             self.execution(turn)?
         };
         let (text, calls) = answer_of(record);
-        let most = MAX_TEXT.min(MAX_STEP / (2 * calls.len() + 1));
+        let max = MAX_TEXT.min(MAX_STEP / (2 * calls.len() + 1));
         let step = ExecutionStep {
             // At most one attempt of a call is answered, so the id needs no attempt number.
             id: id(call.turn, call.call, &json!([self.agent, execution, call.call])),
@@ -287,8 +287,8 @@ impl HistoryWriter<'_> {
             attempt: call.attempt,
             duration: self.duration(&call.to_string())?,
             error: (record.detail == RecordDetail::UselessAnswer).then(|| record.note.clone()),
-            reasoning: text.map(|text| truncate(text, most)),
-            action: calls.iter().map(|call| action(call, most)).collect(),
+            reasoning: text.map(|text| truncate(text, max)),
+            action: calls.iter().map(|call| action(call, max)).collect(),
             success: calls.is_empty().then_some(record.detail != RecordDetail::UselessAnswer),
             used,
         };
@@ -374,11 +374,11 @@ impl HistoryWriter<'_> {
             return Ok(());
         }
         self.change(MemberTurn::of(record), |ended| {
-            let most = MAX_TEXT.min(MAX_STEP / (2 * ended.calls + 1));
+            let max = MAX_TEXT.min(MAX_STEP / (2 * ended.calls + 1));
             for text in results {
                 let place = ended.joined();
                 if let Some(result) = ended.result_at(place) {
-                    result["text"] = truncate(text, most).into();
+                    result["text"] = truncate(text, max).into();
                 }
             }
         })
@@ -546,20 +546,20 @@ fn answer_of(record: &JournalRecord) -> (Option<&str>, &[ToolCall]) {
     answers.next_back().unwrap_or((None, &[]))
 }
 
-fn action(call: &ToolCall, most: usize) -> Value {
+fn action(call: &ToolCall, max: usize) -> Value {
     // Arguments of the model may be invalid JSON, and truncated ones are: these are kept as a string.
     let arguments = Some(&call.arguments)
-        .filter(|arguments| arguments.len() <= most)
+        .filter(|arguments| arguments.len() <= max)
         .and_then(|arguments| serde_json::from_str::<Value>(arguments).ok())
-        .unwrap_or_else(|| truncate(&call.arguments, most).into());
+        .unwrap_or_else(|| truncate(&call.arguments, max).into());
     json!({"tool": truncate(&call.name, 64), "arguments": arguments})
 }
 
-fn truncate(text: &str, most: usize) -> String {
-    if text.len() <= most {
+fn truncate(text: &str, max: usize) -> String {
+    if text.len() <= max {
         return text.to_owned();
     }
-    let kept = first_bytes(text, most);
+    let kept = first_bytes(text, max);
     format!("{kept}[cut: the first {} of {} bytes]", kept.len(), text.len())
 }
 

@@ -95,8 +95,8 @@ impl JournalLine {
     }
 }
 
-/// Reads at most `most` [`JournalLine`]s after line `seq`, in order. Skips lines that this version does not know.
-pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite::Result<JournalPage> {
+/// Reads at most `max` [`JournalLine`]s after line `seq`, in order. Skips lines that this version does not know.
+pub(super) fn after(connection: &Connection, seq: i64, max: usize) -> rusqlite::Result<JournalPage> {
     let newest = connection.query_row("SELECT coalesce(max(seq), 0) FROM journal", [], |row| row.get(0))?;
     let mut found = JournalPage {
         next: seq,
@@ -107,7 +107,7 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
         "SELECT seq, at, kind, member, turn, call, run, tool, effect, outcome, note FROM journal
          WHERE seq > ?1 ORDER BY seq LIMIT ?2",
     )?;
-    let mut rows = select.query([seq, i64::try_from(most).unwrap_or(i64::MAX)])?;
+    let mut rows = select.query([seq, i64::try_from(max).unwrap_or(i64::MAX)])?;
     while let Some(row) = rows.next()? {
         found.next = row.get("seq")?;
         found.lines.extend(JournalLine::read(row)?);
@@ -115,7 +115,7 @@ pub(super) fn after(connection: &Connection, seq: i64, most: usize) -> rusqlite:
     Ok(found)
 }
 
-/// Most lines of a turn that are read again.
+/// Maximum number of lines of a turn that are read again.
 const MAX_TURN_LINES: usize = 10_000;
 
 /// Returns the lines from the beginning of the newest turn on.
@@ -129,12 +129,12 @@ pub(super) fn of_newest_turn(connection: &Connection) -> rusqlite::Result<Vec<Jo
     }
 }
 
-/// Reads the last lines of the journal in `dir`, at most `most`, while no worker has it open. Changes nothing.
-pub fn last_lines(dir: &Path, most: usize) -> rusqlite::Result<Vec<JournalLine>> {
+/// Reads the last lines of the journal in `dir`, at most `max`, while no worker has it open. Changes nothing.
+pub fn last_lines(dir: &Path, max: usize) -> rusqlite::Result<Vec<JournalLine>> {
     let connection = Connection::open_with_flags(dir.join(FILE), OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let newest = after(&connection, i64::MAX, 0)?.newest;
-    let before = newest.saturating_sub(i64::try_from(most).unwrap_or(i64::MAX));
-    Ok(after(&connection, before, most)?.lines)
+    let before = newest.saturating_sub(i64::try_from(max).unwrap_or(i64::MAX));
+    Ok(after(&connection, before, max)?.lines)
 }
 
 /// Returns the last messages of the model and its tools up to a turn, the newest last, each truncated to `bytes`.

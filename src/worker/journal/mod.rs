@@ -294,15 +294,15 @@ impl Journal {
         lines::of_newest_turn(&self.connection).map_err(|error| self.sqlite(&error))
     }
 
-    /// Returns at most `most` [`JournalLine`]s after line `seq`.
-    pub fn lines_after(&self, seq: i64, most: usize) -> Result<JournalPage, JournalError> {
-        lines::after(&self.connection, seq, most).map_err(|error| self.sqlite(&error))
+    /// Returns at most `max` [`JournalLine`]s after line `seq`.
+    pub fn lines_after(&self, seq: i64, max: usize) -> Result<JournalPage, JournalError> {
+        lines::after(&self.connection, seq, max).map_err(|error| self.sqlite(&error))
     }
 
-    /// Returns the last messages of the model and its tools up to this turn. `most`: their number, and the bytes of
+    /// Returns the last messages of the model and its tools up to this turn. `max`: their number, and the bytes of
     /// each.
-    pub fn recent_messages(&self, turn: i64, most: (usize, usize)) -> Result<Vec<String>, JournalError> {
-        lines::recent_messages(&self.connection, turn, most).map_err(|error| self.sqlite(&error))
+    pub fn recent_messages(&self, turn: i64, max: (usize, usize)) -> Result<Vec<String>, JournalError> {
+        lines::recent_messages(&self.connection, turn, max).map_err(|error| self.sqlite(&error))
     }
 
     /// Returns the call behind a tool run for a person who may approve it, truncated to `bytes`.
@@ -370,10 +370,10 @@ impl Journal {
         let pages = self
             .connection
             .pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
-        let most = pages.unwrap_or(0) + more;
+        let max = pages.unwrap_or(0) + more;
         let _ = self
             .connection
-            .pragma_update_and_check(None, "max_page_count", most, |_| Ok(()));
+            .pragma_update_and_check(None, "max_page_count", max, |_| Ok(()));
     }
 
     /// Closes the journal cleanly: the next start need not check the file.

@@ -3,10 +3,10 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
 
-use crate::sensing::watch::{FileFingerprint, FileStat};
+use crate::sensor_pipeline::watch::{FileFingerprint, FileStat};
 
-/// Most Sensors with a record, including those whose events the loop no longer receives. The one whose record is oldest
-/// is dropped first.
+/// Maximum number of Sensors with a record, including those whose events the loop no longer receives. The one whose
+/// record is oldest is dropped first.
 pub(super) const MAX_SENSORS: i64 = 512;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

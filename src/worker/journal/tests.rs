@@ -109,8 +109,8 @@ fn lines_after_a_number_come_in_order_and_one_of_a_later_version_is_passed_over(
     }
     let of_later = "UPDATE journal SET kind = 'OfALaterVersion' WHERE seq IN (4, 5)";
     journal.connection.execute(of_later, []).unwrap();
-    let read = |after, most| {
-        let found = journal.lines_after(after, most).unwrap();
+    let read = |after, max| {
+        let found = journal.lines_after(after, max).unwrap();
         assert_eq!(found.newest, 5);
         let numbers: Vec<i64> = found.lines.iter().map(|line| line.seq).collect();
         (numbers, found.next)
@@ -122,7 +122,7 @@ fn lines_after_a_number_come_in_order_and_one_of_a_later_version_is_passed_over(
 }
 
 #[test]
-fn what_was_committed_is_there_after_an_end_without_close() {
+fn committed_records_survive_an_end_without_close() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     write(&mut journal, &[record(RecordKind::TurnStarted, 1, vec![user("a")])]);

@@ -20,7 +20,7 @@ use crate::link::history::{
     AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS, SentChanges, StepRow,
 };
 
-/// Most containers within each other in a value that is sent as JSON; a deeper one is sent as text.
+/// Maximum number of containers within each other in a value that is sent as JSON; a deeper one is sent as text.
 const MAX_DEPTH: usize = 32;
 /// Bytes of JSON at which a batch ends.
 const MAX_BYTES: usize = 128 * 1024;
@@ -248,7 +248,7 @@ enum ChangedRow {
 
 fn changes(connection: &Connection) -> rusqlite::Result<Vec<Change>> {
     let mut select = connection.prepare_cached(CHANGES)?;
-    let changes = select.query_map([most_changes()], |row| {
+    let changes = select.query_map([max_changes()], |row| {
         let record = match row.get::<_, String>("record")?.as_str() {
             "execution" => ChangedRow::Execution(row.get("row")?),
             "step" => ChangedRow::Step(row.get("row")?),
@@ -261,14 +261,14 @@ fn changes(connection: &Connection) -> rusqlite::Result<Vec<Change>> {
 }
 
 /// Changes in one batch.
-fn most_changes() -> i64 {
+fn max_changes() -> i64 {
     MAX_HISTORY_ROWS.try_into().unwrap_or(i64::MAX)
 }
 
 /// The lines of the next batch, in one query: the view is not made for single rows.
 fn audit(connection: &Connection) -> rusqlite::Result<BTreeMap<i64, AuditRow>> {
     let mut select = connection.prepare_cached(AUDIT)?;
-    let rows = select.query_map([most_changes()], |row| audit_row(row).map(|line| (line.seq, line)))?;
+    let rows = select.query_map([max_changes()], |row| audit_row(row).map(|line| (line.seq, line)))?;
     rows.collect()
 }
 

@@ -16,7 +16,7 @@ use crate::api::tools::{
 use crate::engine::tool::{
     ApprovalCondition, DeclaredDefinition, DefinitionParts, ToolEffect, ToolSpec, UnknownOutcomePolicy,
 };
-use crate::sensing::expression::{Expression, ExpressionScope, ExpressionVariables};
+use crate::sensor_pipeline::expression::{Expression, ExpressionScope, ExpressionVariables};
 use crate::support::hash::sha256_hex;
 use crate::support::text::first_bytes;
 

@@ -8,14 +8,14 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use rmcp::model::CallToolResult;
 
 use crate::api::agent::LimitedResource;
-use crate::api::toolbox::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use crate::engine::tool::{ResultArtifacts, StoredImage, ToolOutcome, ToolRun};
 use crate::mcp::text::{self, EncodedContent};
 use crate::provider::images::ImageHeader;
+use crate::toolbox_protocol::{BANDWIDTH_BYTES_META, DISK_WRITE_BYTES_META};
 use crate::worker::artifacts::{ArtifactName, ArtifactStore, NotStored, TEXT};
 use crate::worker::tool_source::FinishedToolRun;
 
-/// Most artifacts of one result: of more, the first ones would be removed for the last ones.
+/// Maximum number of artifacts of one result: of more, the first ones would be removed for the last ones.
 const MAX_ARTIFACTS: usize = 16;
 /// Servers write base64 with and without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -128,7 +128,7 @@ mod tests {
         (dir, store)
     }
 
-    fn run(most: usize) -> ToolRun {
+    fn run(max: usize) -> ToolRun {
         ToolRun {
             id: ToolRunId {
                 member: 0,
@@ -141,12 +141,12 @@ mod tests {
             definition: String::new(),
             arguments: Map::new(),
             idempotency_key: String::new(),
-            max_result_bytes: most,
+            max_result_bytes: max,
         }
     }
 
-    fn finish(result: Value, most: usize, store: &ArtifactStore) -> FinishedToolRun {
-        finished(&serde_json::from_value(result).unwrap(), &run(most), store)
+    fn finish(result: Value, max: usize, store: &ArtifactStore) -> FinishedToolRun {
+        finished(&serde_json::from_value(result).unwrap(), &run(max), store)
     }
 
     fn of(result: Value) -> ToolOutcome {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_cannot_read_is_stored_and_named_by_its_kind_its_type_and_its_size() {
+    fn content_that_a_model_cannot_read_is_stored_and_named_by_kind_type_and_size() {
         let (_dir, store) = store();
         let content = json!({"content": [
             {"type": "image", "data": "AAAA", "mimeType": "image/png"},

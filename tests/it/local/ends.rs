@@ -163,7 +163,7 @@ async fn a_suspended_agent_does_not_run_and_ends_no_run_of_others() {
 }
 
 #[tokio::test]
-async fn one_state_serves_one_run_at_a_time() {
+async fn a_state_serves_one_run_at_a_time() {
     let mut harness = LocalHarness::new();
     harness.write("all.yaml", &sleeper());
     let mut first = harness.run(&[]);

@@ -67,7 +67,7 @@ async fn the_example_of_a_goal_reaches_it_in_its_second_step() {
 }
 
 #[tokio::test]
-async fn the_example_of_a_page_wakes_its_agent_when_the_price_comes_to_be_high() {
+async fn the_example_of_a_page_wakes_its_agent_when_the_price_becomes_high() {
     if !has("python3") {
         return;
     }

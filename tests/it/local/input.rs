@@ -116,7 +116,7 @@ async fn files_without_an_agent_and_one_object_twice_are_mistakes() {
 }
 
 #[tokio::test]
-async fn what_is_immutable_in_a_cluster_is_so_between_two_runs() {
+async fn fields_immutable_in_a_cluster_are_immutable_between_two_runs() {
     let mut harness = LocalHarness::new();
     harness.write("all.yaml", &scripted("a", &done()));
     assert_eq!(harness.run(&[]).cause().await, "NothingRuns");

@@ -187,7 +187,7 @@ async fn instructions_and_skills_come_from_the_config_maps_that_the_spec_names()
 }
 
 #[tokio::test]
-async fn what_a_running_agent_did_can_be_read_from_a_copy_of_its_journal() {
+async fn the_actions_of_a_running_agent_can_be_read_from_a_copy_of_its_journal() {
     let mut harness = LocalHarness::new();
     let turns = various(&json!({ "delayMilliseconds": 20, "usage": { "inputTokens": 90, "outputTokens": 10 } }));
     let [script, mut agent] = scripted("a", &turns);

@@ -98,7 +98,7 @@ async fn screens_of_budgets_and_gates_as_wide_tables() {
 }
 
 #[tokio::test]
-async fn what_commands_that_write_confirm() {
+async fn commands_that_write_confirm_the_change() {
     let harness = busy();
     let mut text = transcripts(
         &harness,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use agentloop::sensing::source::poll::{PollQuery, SourcePoller};
-use agentloop::sensing::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
+use agentloop::sensor_pipeline::source::poll::{PollQuery, SourcePoller};
+use agentloop::sensor_pipeline::source::{ArrivalOutcome, SourceArrival, SourceCondition, SourceCursor, SourceFeed};
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ async fn a_tool_is_polled_only_if_its_user_or_a_trusted_server_declares_it_read_
 }
 
 #[tokio::test]
-async fn what_a_tool_fails_with_stays_unsaid_and_a_long_answer_is_cut_to_be_dropped() {
+async fn the_error_of_a_tool_is_not_repeated_and_a_long_answer_is_cut_to_be_dropped() {
     if !python::is_there() {
         return;
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use agentloop::sensing::source::SourceFeed;
-use agentloop::sensing::source::web_socket::WebSocketListener;
+use agentloop::sensor_pipeline::source::SourceFeed;
+use agentloop::sensor_pipeline::source::web_socket::WebSocketListener;
 use pretty_assertions::assert_eq;
 use serde_json::json;
 use tokio::process::{Child, Command};

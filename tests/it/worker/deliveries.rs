@@ -3,7 +3,7 @@
 use agentloop::api::sensor::SignalPriority;
 use agentloop::api::status::LoopState;
 use agentloop::link::deliveries::{Delivery, SensorEvent};
-use agentloop::sensing::delivery::SensorNotification;
+use agentloop::sensor_pipeline::delivery::SensorNotification;
 use pretty_assertions::assert_eq;
 
 use super::gateway::{Gateway, Log, sleep};
@@ -41,7 +41,7 @@ fn words(log: &Log) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn what_is_delivered_twice_and_over_a_restart_is_applied_once_and_acknowledged_each_time() {
+async fn a_delivery_repeated_over_a_restart_is_applied_once_and_acknowledged_each_time() {
     let mut harness = WorkerHarness::new();
     let gateway = Gateway::start(harness.dir.path(), vec![sleep(3600), sleep(3600)]);
     let worker = harness.worker(&gateway);

@@ -3,8 +3,8 @@
 use agentloop::api::sensor::{SignalGate, SignalPriority};
 use agentloop::api::status::LoopState;
 use agentloop::link::deliveries::{Delivery, SensorEvent};
-use agentloop::sensing::delivery::SensorNotification;
-use agentloop::sensing::scored_effects::{ScoredEffects, SignalScoreRequest};
+use agentloop::sensor_pipeline::delivery::SensorNotification;
+use agentloop::sensor_pipeline::scored_effects::{ScoredEffects, SignalScoreRequest};
 use pretty_assertions::assert_eq;
 use serde_json::json;
 

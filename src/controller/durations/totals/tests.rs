@@ -63,7 +63,7 @@ fn add_at(totals: &DurationTotals, (namespace, name): (&str, &str), growth: &Dur
 const COUNT: &str = "agentloop_namespace_call_duration_seconds_count";
 
 #[test]
-fn what_the_agents_of_a_namespace_report_adds_up_in_cumulative_buckets() {
+fn reports_of_the_agents_of_a_namespace_are_summed_in_cumulative_buckets() {
     let totals = totals(&["m"]);
     add(&totals, ("a", "x"), &calls("m", counts(&[1, 2], 50_000)));
     add(&totals, ("a", "y"), &calls("m", counts(&[0, 1], 15_000)));
@@ -177,12 +177,12 @@ fn a_namespace_has_series_of_as_many_models_as_have_room(#[case] models: usize, 
 }
 
 #[rstest]
-#[case::most(MAX_COUNTED, 0, true)]
+#[case::max(MAX_COUNTED, 0, true)]
 #[case::too_many(MAX_COUNTED + 1, 0, false)]
 #[case::longest(2, 2 * MAX_MEAN, true)]
 #[case::too_long(2, 2 * MAX_MEAN + 1, false)]
 #[case::overflow(u64::MAX, u64::MAX, false)]
-fn what_no_pod_can_have_counted_is_not_added(#[case] count: u64, #[case] sum: u64, #[case] is_added: bool) {
+fn counts_that_no_pod_can_have_reached_are_not_added(#[case] count: u64, #[case] sum: u64, #[case] is_added: bool) {
     let totals = totals(&["m"]);
     add(&totals, ("a", "x"), &calls("m", counts(&[1], 1)));
     add(
@@ -193,9 +193,9 @@ fn what_no_pod_can_have_counted_is_not_added(#[case] count: u64, #[case] sum: u6
     let expected = if is_added { count + 1 } else { 1 };
     assert_eq!(values(&totals, COUNT), [expected.to_string()]);
     // Whatever is reported, counts only grow.
-    let most = counts(&[MAX_COUNTED], MAX_COUNTED * MAX_MEAN);
+    let max = counts(&[MAX_COUNTED], MAX_COUNTED * MAX_MEAN);
     for _ in 0..20 {
-        add(&totals, ("a", "x"), &calls("m", most.clone()));
+        add(&totals, ("a", "x"), &calls("m", max.clone()));
     }
     let table = totals.lock();
     assert_eq!(table.namespaces["a"].calls["m"].sum_microseconds, u64::MAX);

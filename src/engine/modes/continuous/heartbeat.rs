@@ -12,7 +12,7 @@ use crate::time_math;
 use agentloop_api::agent;
 use agentloop_support::clock::rfc3339_seconds;
 
-/// Most bytes of an answer that the next heartbeat repeats.
+/// Maximum number of bytes of an answer that the next heartbeat repeats.
 pub const MAX_LAST_BYTES: usize = 2 * 1024;
 /// What the next heartbeat says about one that failed after side effects.
 const FAILED: &str = "(It failed; the effects of its tool calls remain.)";

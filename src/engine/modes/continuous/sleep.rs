@@ -21,7 +21,7 @@ pub fn begin(
     let (used, limits) = (context.used, &context.settings.rate_limits);
     let shortest = time_math::after(now, MIN_SLEEP);
     let room_at = rooms
-        .map(|room| room.comes_at(used, limits, now).map_or(shortest, |at| at.max(shortest)))
+        .map(|wait| wait.comes_at(used, limits, now).map_or(shortest, |at| at.max(shortest)))
         .min();
     ChosenSleep {
         until: time_math::after(now, wait),

@@ -18,7 +18,7 @@ pub const NOT_HERE: &str = "Denied: a heartbeat sets no pace. End it with an ans
 /// A shorter sleep is treated as none.
 pub const MIN_SLEEP: SignedDuration = SignedDuration::from_secs(1);
 const MAX_EVENTS: usize = 16;
-/// The most events that are listed by name.
+/// Maximum number of events that are listed by name.
 const MAX_LISTED: usize = 64;
 /// Matches any notification.
 const NOTIFICATION: &str = "notification";
@@ -221,7 +221,7 @@ fn events(arguments: &Map<String, Value>, around: &ModeContext<'_>) -> Result<Ve
     list.iter()
         .map(|name| match name.as_str() {
             Some(name) if name.starts_with("resource/") => {
-                room(name, &around.settings.rate_limits).map(|()| name.to_owned())
+                check_resource_wait(name, &around.settings.rate_limits).map(|()| name.to_owned())
             }
             Some(name) if is_event_name(name) => exists(name, around.wake_events).map(|()| name.to_owned()),
             _ => Err(refused("wake_early_if", fix)),
@@ -247,7 +247,7 @@ fn exists(name: &str, events: Option<&[String]>) -> Result<(), ArgumentError> {
 }
 
 /// Checks that a wait for room can end under the configured limits.
-fn room(name: &str, limits: &[ResourceLimit]) -> Result<(), ArgumentError> {
+fn check_resource_wait(name: &str, limits: &[ResourceLimit]) -> Result<(), ArgumentError> {
     let fix = "write resource/LLMCalls/<n>, resource/LLMTokens/<n> or resource/Actions/<n>, with n of 1 or more";
     let (resource, amount) = ResourceWait::read(name)
         .ok_or_else(|| refused("wake_early_if", fix))?

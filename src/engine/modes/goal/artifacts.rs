@@ -13,8 +13,14 @@ use super::{GoalState, MAX_SAID};
 use crate::context::prompt;
 use crate::modes::{CheckEnd, ModeCheck};
 use crate::runtime_mark::without_marks;
-use agentloop_api::file_report::{FileFinding, FileReport};
-use agentloop_api::goal::{ArtifactStatus, GoalArtifact};
+use agentloop_api::goal::{ArtifactStatus, GoalArtifact, MAX_ARTIFACTS};
+use agentloop_toolbox_protocol::file_report::{FileFinding, FileReport, MAX_FILES};
+
+// One call of the tool reports all artifacts.
+const _: () = assert!(
+    MAX_ARTIFACTS <= MAX_FILES,
+    "a goal has more artifacts than a report has files"
+);
 
 /// The tool that finds them. It opens no file and runs no command, so that a path can do no harm.
 const LIST: &str = "toolbox__list_directory";

@@ -100,7 +100,7 @@ fn each_end_ends_the_loop_alone_and_one_less_does_not(
 #[case(GoalEnd::LowConfidence, GoalEnd::Timeout)]
 #[case(GoalEnd::Timeout, GoalEnd::CostLimit)]
 #[case(GoalEnd::CostLimit, GoalEnd::StepLimit)]
-fn of_two_ends_at_once_the_first_one_counts(#[case] first: GoalEnd, #[case] second: GoalEnd) {
+fn the_first_of_two_simultaneous_ends_counts(#[case] first: GoalEnd, #[case] second: GoalEnd) {
     for order in [[first, second], [second, first]] {
         let mut state = running();
         for end in order {

@@ -58,7 +58,7 @@ pub const EQUAL_ERRORS: u32 = 3;
 const SHELL: &str = "toolbox__shell";
 /// Attempts that a confidence check sees.
 const MAX_HISTORY: usize = 5;
-/// Most bytes of an error, of what a check said and of what the agent wrote.
+/// Maximum number of bytes of an error, of what a check said and of what the agent wrote.
 const MAX_SAID: usize = 600;
 
 /// The state between the turns.
@@ -135,7 +135,7 @@ impl GoalState {
         let age = self
             .started_at
             .map_or(SignedDuration::ZERO, |at| context.now.duration_since(at));
-        let is_over_cost = |most| self.unknown_cost || self.cost >= most;
+        let is_over_cost = |max| self.unknown_cost || self.cost >= max;
         let escalated = self.denied == Some(GateKind::Escalated);
         let for_denials = matches!(self.because, EscalationCause::Denials(_));
         // A step that meets the goal may reach a limit as well: its check is completed first.
@@ -479,14 +479,14 @@ impl LoopMode for GoalState {
                 self.steps, goal.max_steps
             ),
             _ => {
-                let (steps, most) = (self.steps, goal.max_steps);
+                let (steps, max) = (self.steps, goal.max_steps);
                 let what = match &self.because {
                     EscalationCause::Repetition => "the loop repeats itself".to_owned(),
                     EscalationCause::Denials(tool) => {
                         format!("{} calls of {tool} were denied", self.denials.in_loop(tool))
                     }
                 };
-                format!("after {steps} of {most} steps {what}; it waits for an approval to continue")
+                format!("after {steps} of {max} steps {what}; it waits for an approval to continue")
             }
         };
         let cause = match (kind, &self.because) {

@@ -75,9 +75,9 @@ impl GoalState {
         };
         // Whatever is measured, criteria may be unmet and artifacts missing.
         let is_all = met == goal.criteria.len() && artifacts == goal.artifacts.len();
-        let most = if is_all { 100 } else { 99 };
+        let max = if is_all { 100 } else { 99 };
         GoalProgress {
-            percent: percent.min(most),
+            percent: percent.min(max),
             source: Some(source),
         }
     }

@@ -7,9 +7,9 @@ use crate::modes::{LoopPace, ModeCallDecision};
 
 pub const FINISH: &str = "finish";
 pub const REQUEST_CHECK: &str = "request_confidence_check";
-/// Most bytes of a result.
+/// Maximum number of bytes of a result.
 pub const MAX_RESULT: usize = 64 * 1024;
-/// Most bytes of a reason.
+/// Maximum number of bytes of a reason.
 const MAX_REASON: usize = 1024;
 
 pub fn definitions() -> Vec<ToolDefinition> {
@@ -47,7 +47,7 @@ fn parameters(name: &str, description: &str) -> Value {
 
 /// Decides on a call; `None`: it is of no tool of the mode.
 pub fn decide(call: &ToolCall) -> Option<ModeCallDecision> {
-    let (field, most) = match &*call.name {
+    let (field, max) = match &*call.name {
         FINISH => ("result", MAX_RESULT),
         REQUEST_CHECK => ("reason", MAX_REASON),
         _ => return None,
@@ -58,8 +58,8 @@ pub fn decide(call: &ToolCall) -> Option<ModeCallDecision> {
         let fix = format!("{} takes one argument, {field}, a text that is not empty", call.name);
         return Some(ModeCallDecision::Rejected(fix));
     };
-    if text.len() > most {
-        let fix = format!("{field} has {} bytes; the limit is {most}: shorten it", text.len());
+    if text.len() > max {
+        let fix = format!("{field} has {} bytes; the limit is {max}: shorten it", text.len());
         return Some(ModeCallDecision::Rejected(fix));
     }
     let text = text.to_owned();

@@ -7,9 +7,9 @@ use super::progress::TestCounts;
 use super::settings::{self, CommandCheck};
 use super::validation::{CriterionResult, Verdict};
 use crate::message;
-use agentloop_api::test_report::TestReport;
+use agentloop_toolbox_protocol::test_report::TestReport;
 
-/// Most bytes of the first line of what a check said.
+/// Maximum number of bytes of the first line of what a check said.
 const MAX_STATUS: usize = 400;
 
 /// Whether a command has succeeded, by its result: a line with the exit code, then one with its report if it was asked for

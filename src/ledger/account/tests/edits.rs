@@ -296,7 +296,7 @@ fn a_recreated_agent_continues_with_its_usage() {
 }
 
 #[test]
-fn what_an_agent_holds_stays_outstanding_when_its_label_changes() {
+fn an_amount_held_by_an_agent_stays_outstanding_when_its_label_changes() {
     let mut account = in_use(hourly());
     let held = account.reserved().tokens;
     // Nothing is requested any more; the gateway closes its lease once its call is settled.

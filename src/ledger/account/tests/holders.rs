@@ -1,4 +1,4 @@
-//! Who holds leases, and what becomes of those of a gateway that has stopped.
+//! Who holds leases, and what happens to those of a gateway that has stopped.
 
 use pretty_assertions::assert_eq;
 
@@ -49,7 +49,7 @@ fn a_gateway_is_a_holder_until_its_lease_is_closed() {
 }
 
 #[test]
-fn what_is_known_to_be_used_in_all_counts_unless_it_is_settled_or_held() {
+fn known_total_usage_counts_unless_it_is_settled_or_held() {
     let mut account = new(terms(limit(1_000), WindowRule::Lifetime));
     let agent = who("a").agent;
     spend(&mut account, "a", 100, at(0));

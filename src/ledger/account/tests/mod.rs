@@ -1,9 +1,9 @@
 //! Tests of an account: its guarantees, event by event, and under any order of events.
 
+mod availability;
 mod edits;
 mod holders;
 mod order;
-mod room;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -257,7 +257,7 @@ fn a_closed_lease_is_known_until_that_is_written() {
 }
 
 #[test]
-fn what_a_dead_gateway_held_is_spent() {
+fn an_amount_held_by_a_dead_gateway_is_spent() {
     let mut account = new(terms(limit(100), WindowRule::Lifetime));
     account.request_grant(&who("a"), &for_a_call(100), at(0)).unwrap();
     write(&mut account);

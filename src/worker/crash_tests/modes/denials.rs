@@ -85,8 +85,8 @@ impl DenialWatch {
     /// The next loop counts anew. `end`: what has ended this one just now.
     fn loop_ended(&mut self, end: Option<GoalEnd>) {
         if end == Some(GoalEnd::CallsDenied) {
-            let most = self.possible.values().max().copied().unwrap_or(0);
-            assert!(most >= MAX_DENIALS, "ended after {:?}", self.possible);
+            let max = self.possible.values().max().copied().unwrap_or(0);
+            assert!(max >= MAX_DENIALS, "ended after {:?}", self.possible);
             self.ends += 1;
         }
         *self = Self {

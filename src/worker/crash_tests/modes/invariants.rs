@@ -12,7 +12,6 @@ use super::provider::Provider;
 use super::schedule::{Criterion, LIST, SHELL, ScheduleSpec};
 use super::task_origins::origin_of;
 use crate::api::agent::AgentMode;
-use crate::api::file_report::{FileFinding, FileReport};
 use crate::api::goal::GoalEnd;
 use crate::api::status::LoopOutcome;
 use crate::engine::machine::{EngineSnapshot, LoopView};
@@ -20,6 +19,7 @@ use crate::engine::message::ModelAnswer;
 use crate::engine::tasks::{TaskOffer, TaskOrigin, TaskResponse};
 use crate::engine::tool::{ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, CallPurpose, RecordKind};
+use crate::toolbox_protocol::file_report::{FileFinding, FileReport};
 use crate::worker::journal::JournalLine;
 
 /// What reached the loop from outside, as far as a check of criteria is concerned.

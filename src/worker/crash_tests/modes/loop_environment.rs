@@ -24,8 +24,8 @@ use crate::engine::tasks::{TaskOffer, TaskResponse};
 use crate::engine::{KnownTotals, OpenRequests};
 use crate::link::deliveries::{Delivery, SensorEvent};
 use crate::link::task_requests::TaskReceipt;
-use crate::sensing::delivery::SensorNotification;
-use crate::sensing::rules::TASK_PREFIX;
+use crate::sensor_pipeline::delivery::SensorNotification;
+use crate::sensor_pipeline::rules::TASK_PREFIX;
 
 /// What happens to a loop, from outside.
 #[derive(Clone, Debug)]

@@ -7,13 +7,13 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::random::Random;
 use super::schedule::{ASKS, GATED, IDEMPOTENT, LIST, RETRIES, SHELL};
-use crate::api::file_report::{FileFinding, FileReport};
 use crate::api::status::GateKind;
 use crate::engine::machine::LoopView;
 use crate::engine::tool::{ToolOutcome, ToolRun};
 use crate::engine::{EngineGateAnswer, OpenGate};
+use crate::toolbox_protocol::file_report::{FileFinding, FileReport};
 
-/// The most that a run under policy Retry is sent.
+/// Maximum number of times that a run under policy Retry is sent.
 const MAX_TRIES: usize = 3;
 
 /// How a person answers gates.
@@ -23,7 +23,7 @@ pub(super) enum Person {
     Helpful,
     /// Approves most of them.
     Kind,
-    /// Denies most calls, and about half of the loops that are to go on.
+    /// Denies most calls, and about half of the requests to continue a loop.
     Strict,
 }
 
@@ -73,7 +73,7 @@ impl Servers {
         let approved = self.approvals(&id, now);
         let times = self.effects.entry(id).or_default();
         *times += 1;
-        let most = match &*run.name {
+        let max = match &*run.name {
             "files__read" | IDEMPOTENT | SHELL | LIST => usize::MAX,
             // A restart sends what was under way again.
             RETRIES => MAX_TRIES + lives,
@@ -82,8 +82,8 @@ impl Servers {
             _ => 1,
         };
         assert!(
-            *times <= most,
-            "{} of {} ran {times} times; allowed: {most}",
+            *times <= max,
+            "{} of {} ran {times} times; allowed: {max}",
             run.id,
             run.name
         );

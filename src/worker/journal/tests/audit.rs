@@ -341,7 +341,7 @@ fn the_export_has_the_history_and_the_audit_and_the_audit_no_text() {
 }
 
 #[test]
-fn what_is_no_copy_of_this_version_is_not_exported() {
+fn a_file_that_is_no_copy_of_this_version_is_not_exported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("copy");
     let refusal = || export(&path, &mut Vec::new()).unwrap_err();

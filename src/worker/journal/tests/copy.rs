@@ -34,7 +34,7 @@ fn turn(journal: &mut Journal, number: i64) {
 fn a_copy_contains_all_committed_data_at_any_position_of_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    // The log is checkpointed and restarted again and again.
+    // The log is checkpointed and restarted repeatedly.
     journal.checkpoint_every(40);
     for number in 1..=120 {
         turn(&mut journal, number);
@@ -101,7 +101,7 @@ fn a_commit_meanwhile_is_not_in_the_copy_and_one_that_changes_the_database_makes
 }
 
 #[test]
-fn what_is_no_journal_is_refused() {
+fn a_file_that_is_no_journal_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = Vec::new();
     let mut refusal = || copy(dir.path(), &mut bytes).unwrap_err();

@@ -2,7 +2,7 @@
 
 use super::super::sensor_records::MAX_SENSORS;
 use super::*;
-use crate::sensing::watch::{FileFingerprint, FileStat};
+use crate::sensor_pipeline::watch::{FileFingerprint, FileStat};
 
 fn kept(sensor: &str, seq: i64) -> SensorRecord {
     SensorRecord {
@@ -50,17 +50,17 @@ fn the_newest_record_of_a_sensor_is_restored() {
 }
 
 #[test]
-fn of_513_sensors_the_one_silent_longest_is_evicted_and_of_512_none() {
+fn the_longest_silent_of_513_sensors_is_evicted_and_none_of_512() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let most = MAX_SENSORS;
-    for number in 0..most {
+    let max = MAX_SENSORS;
+    for number in 0..max {
         keep(&mut journal, number, &[], &kept(&format!("{number:04}"), 1));
     }
-    keep(&mut journal, most, &[], &kept("0000", 2));
-    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), most);
-    keep(&mut journal, most + 1, &[], &kept("one more", 1));
-    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), most);
+    keep(&mut journal, max, &[], &kept("0000", 2));
+    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), max);
+    keep(&mut journal, max + 1, &[], &kept("one more", 1));
+    assert_eq!(count(&journal, "SELECT count(*) FROM deliveries"), max);
     assert_eq!(
         count(&journal, "SELECT count(*) FROM deliveries WHERE sensor = '0001'"),
         0

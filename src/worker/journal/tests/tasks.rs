@@ -160,7 +160,7 @@ fn responses_are_delivered_in_order_and_each_is_kept_until_it_is() {
 }
 
 #[test]
-fn without_a_receiver_no_response_waits_also_for_one_that_comes_later() {
+fn no_response_waits_without_a_receiver_not_even_for_a_later_one() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     journal.set_response_receiver(true).unwrap();

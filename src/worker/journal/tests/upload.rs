@@ -157,27 +157,27 @@ fn an_execution_followed_by_a_gate_records_the_reason_and_the_answer() {
 fn a_batch_ends_at_its_rows_and_a_step_brings_its_execution() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
-    let most = i64::try_from(MAX_HISTORY_ROWS).unwrap();
-    for number in 1..most {
+    let max = i64::try_from(MAX_HISTORY_ROWS).unwrap();
+    for number in 1..max {
         write(&mut journal, &[plain(RecordKind::TurnStarted, number, "")]);
     }
     let (batch, has_more) = next(&mut journal).unwrap();
     assert_eq!((batch.rows(), has_more), (MAX_HISTORY_ROWS - 1, false));
-    turn(&mut journal, most);
+    turn(&mut journal, max);
     let (batch, has_more) = next(&mut journal).unwrap();
     assert_eq!((batch.rows(), has_more), (MAX_HISTORY_ROWS, true));
     assert_eq!(batch.audit.len(), 1);
     acknowledge(&mut journal, batch.last);
     let rest = last(&mut journal);
-    assert_eq!((turns(&rest), rest.steps.len(), rest.audit.len()), (vec![most], 1, 1));
+    assert_eq!((turns(&rest), rest.steps.len(), rest.audit.len()), (vec![max], 1, 1));
     acknowledge(&mut journal, rest.last);
     // A change of the step alone.
     write(
         &mut journal,
-        &[run(RecordKind::ToolOutcome, most, 1, Some(OutcomeKind::Unknown))],
+        &[run(RecordKind::ToolOutcome, max, 1, Some(OutcomeKind::Unknown))],
     );
     let step = last(&mut journal);
-    assert_eq!((turns(&step), step.steps.len()), (vec![most], 1));
+    assert_eq!((turns(&step), step.steps.len()), (vec![max], 1));
 }
 
 #[test]
@@ -243,7 +243,7 @@ fn a_database_with_fewer_or_other_changes_receives_all_rows_again_with_higher_nu
 }
 
 #[test]
-fn what_is_dropped_before_its_upload_is_not_uploaded() {
+fn rows_dropped_before_their_upload_are_not_uploaded() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
@@ -281,7 +281,7 @@ fn a_restart_continues_and_another_process_has_another_name() {
 }
 
 #[test]
-fn what_a_process_has_sent_is_known_to_the_next_until_an_answer_arrives() {
+fn a_sent_batch_is_known_to_the_next_process_until_it_is_answered() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(dir.path(), 1);
     turn(&mut journal, 1);
@@ -373,9 +373,9 @@ fn the_audit_of_an_earlier_agent_is_not_that_of_the_next_also_if_its_upload_bega
         limit(&journal);
         journal.claim(&recreated).unwrap();
         assert_eq!(next(&mut journal), None);
-        let room = "DROP TABLE filler; PRAGMA max_page_count = 1000000";
-        let room = format!("DROP TRIGGER fill; {room}");
-        journal.connection.execute_batch(&room).unwrap();
+        let unblock = "DROP TABLE filler; PRAGMA max_page_count = 1000000";
+        let unblock = format!("DROP TRIGGER fill; {unblock}");
+        journal.connection.execute_batch(&unblock).unwrap();
         turn(&mut journal, 2);
         if restarts {
             journal.close(&recreated).unwrap();

@@ -22,7 +22,7 @@ use crate::worker::crash_tests::files::Files;
 use crate::worker::driver::loop_timer::LoopTimer;
 use crate::worker::journal::{Journal, JournalOwner, WaitingResponse};
 use crate::worker::journaled_engine::JournaledEngine;
-use crate::worker::sensors::LoopSensors;
+use crate::worker::sensor_receiver::LoopSensors;
 
 /// Seconds without contact from which on no tool with side effects starts, and nothing starts.
 const SILENT: i64 = 30;
