@@ -2,7 +2,7 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};
-use super::query::{per_minute, rate, select, select_with, sum_by, total};
+use super::query::{or_zero, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry::{self, Metric};
 
 /// The metrics of one kind of amount.
@@ -64,7 +64,8 @@ pub fn board() -> Dashboard {
     Dashboard {
         name: "budgets",
         title: "agentloop / Budgets",
-        description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted.",
+        description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted. No data with \
+                      `metrics.perObject: Disabled`.",
         variables: vec![
             DashboardVariable::namespace(&registry::BUDGET_CONDITION),
             DashboardVariable::in_namespace("budget", "Budget", &registry::BUDGET_CONDITION),
@@ -109,7 +110,8 @@ fn share_used(kind: &AmountPanel) -> String {
 fn now() -> Vec<DashboardPanel> {
     let condition = |name: &str| {
         let matchers = format!("condition=\"{name}\",status=\"true\"");
-        total(&select_with(&registry::BUDGET_CONDITION, &matchers))
+        let hold = total(&select_with(&registry::BUDGET_CONDITION, &matchers));
+        or_zero(&hold, &registry::BUDGET_CONDITION)
     };
     let share = |kind: &AmountPanel| {
         format!(
@@ -153,15 +155,12 @@ fn now() -> Vec<DashboardPanel> {
             vec![
                 TableColumn {
                     title: "Resets",
-                    query: format!(
-                        "max by (namespace, budget) ({}) * 1000",
-                        select(&registry::BUDGET_RESETS)
-                    ),
+                    query: format!("{} * 1000", select(&registry::BUDGET_RESETS)),
                     unit: PanelUnit::Timestamp,
                 },
                 TableColumn {
                     title: "Agents",
-                    query: format!("max by (namespace, budget) ({})", select(&registry::BUDGET_AGENTS)),
+                    query: select(&registry::BUDGET_AGENTS),
                     unit: PanelUnit::Count,
                 },
             ],
@@ -176,7 +175,7 @@ fn over_time() -> Vec<DashboardPanel> {
             select(kind.limit),
             select(kind.used),
             select(kind.reserved),
-            rate(kind.spent)
+            sum_by("namespace, budget", &rate(kind.spent))
         )
     };
     vec![
@@ -218,13 +217,13 @@ fn amounts() -> Vec<DashboardPanel> {
                 "Limit, used and reserved amount of output tokens, and output tokens spent per hour.",
             ),
         };
-        let by_budget = |query: &str| sum_by("namespace, budget", query);
         let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
+        let per_hour = |kind: &AmountPanel| format!("{} * 3600", sum_by("namespace, budget", &rate(kind.spent)));
         let targets = vec![
-            panel_query(by_budget(&select(kind.limit)), &series("limit")),
-            panel_query(by_budget(&select(kind.used)), &series("used")),
-            panel_query(by_budget(&select(kind.reserved)), &series("reserved")),
-            panel_query(format!("{} * 3600", by_budget(&rate(kind.spent))), &series("per hour")),
+            panel_query(select(kind.limit), &series("limit")),
+            panel_query(select(kind.used), &series("used")),
+            panel_query(select(kind.reserved), &series("reserved")),
+            panel_query(per_hour(kind), &series("per hour")),
         ];
         DashboardPanel::lines(title, kind.unit, description, targets)
     });

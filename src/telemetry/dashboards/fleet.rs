@@ -4,8 +4,8 @@
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{
-    count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by,
-    total,
+    count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_by_or_none,
+    sum_or_zero_by, total,
 };
 use crate::telemetry::registry::{self, Metric};
 
@@ -13,7 +13,8 @@ pub fn board() -> Dashboard {
     Dashboard {
         name: "fleet",
         title: "agentloop / Fleet",
-        description: "What the Agents of the chosen namespaces do, spend and wait for.",
+        description: "What the Agents of the chosen namespaces do, spend and wait for. No data without a leader, and before the \
+                      first Agent.",
         variables: vec![
             DashboardVariable::namespace(&registry::NAMESPACE_AGENTS),
             DashboardVariable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
@@ -102,9 +103,10 @@ fn now() -> Vec<DashboardPanel> {
             PanelUnit::Count,
             "Number of loops that are paused for each reason. A loop can have several.",
             vec![panel_query(
-                format!(
-                    "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
-                    sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
+                sum_by_or_none(
+                    "reason",
+                    &select(&registry::AGENT_LOOP_PAUSED_REASON),
+                    &registry::AGENT_INFO,
                 ),
                 "{{reason}}",
             )],
@@ -115,10 +117,7 @@ fn now() -> Vec<DashboardPanel> {
             PanelUnit::Count,
             "Number of loops that have ended, by outcome. One that was scaled to zero starts again with its next task.",
             vec![panel_query(
-                format!(
-                    "{} or label_replace(vector(0), \"outcome\", \"none\", \"\", \"\")",
-                    sum_by("outcome", &select(&registry::AGENT_LOOP_OUTCOME))
-                ),
+                sum_by_or_none("outcome", &select(&registry::AGENT_LOOP_OUTCOME), &registry::AGENT_INFO),
                 "{{outcome}}",
             )],
         )
@@ -272,7 +271,7 @@ fn limits() -> Vec<DashboardPanel> {
 fn agents() -> Vec<DashboardPanel> {
     let by_agent = |query: &str| sum_by("namespace, agent", query);
     // Of metrics that are absent at 0.
-    let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_CREATED);
+    let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_INFO);
     vec![DashboardPanel::table(
         "Agents",
         "What each Agent has done in the time shown, with its requests that wait for a person.",

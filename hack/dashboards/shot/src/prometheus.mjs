@@ -89,6 +89,24 @@ async function rangeFrames(target, expr, range, step) {
   }));
 }
 
+// One frame of one value for each series: what a number or a bar shows.
+async function instantFrames(target, expr, range) {
+  const { result } = await ask('/api/v1/query', { query: expr, time: range.to.valueOf() / 1000 });
+  return result.map(({ metric, value: [time, value] }) => createDataFrame({
+    refId: target.refId,
+    fields: [
+      { name: 'Time', type: FieldType.time, values: [time * 1000], config: {} },
+      {
+        name: 'Value',
+        type: FieldType.number,
+        values: [Number.isFinite(number(value)) ? number(value) : null],
+        labels: metric,
+        config: { displayNameFromDS: legend(target.legendFormat, metric) || seriesName(metric) },
+      },
+    ],
+  }));
+}
+
 // One frame with a column for each label, as Grafana makes it of a query with format "table".
 async function tableFrames(target, expr, range, severalQueries) {
   const { result } = await ask('/api/v1/query', { query: expr, time: range.to.valueOf() / 1000 });
@@ -117,8 +135,9 @@ export async function panelFrames(panel, { range, width, scrapeSeconds, values }
   const frames = panel.targets.map((target) => {
     const expr = interpolate(target.expr, { ...values, ...variables });
     if (target.format === 'table' && target.instant) return tableFrames(target, expr, range, panel.targets.length > 1);
-    if (!target.format && !target.instant) return rangeFrames(target, expr, range, step);
-    throw new Error(`query ${target.refId} is neither a range query nor a table of the last values`);
+    if (!target.format && target.instant) return instantFrames(target, expr, range);
+    if (!target.format) return rangeFrames(target, expr, range, step);
+    throw new Error(`query ${target.refId} has the format ${target.format}, but is no table of the last values`);
   });
   return (await Promise.all(frames)).flat();
 }
