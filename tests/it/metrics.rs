@@ -675,7 +675,8 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
                 "{place}: {name} has no label {label}"
             );
         }
-        if metric.kind != MetricKind::Gauge {
+        // Annotations compare a count with what it was.
+        if metric.kind != MetricKind::Gauge && place != "an annotation" {
             let rated = ["rate(", "increase("]
                 .iter()
                 .any(|function| query[..at].ends_with(function));

@@ -3,8 +3,8 @@
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, STATE_COLORS, TableColumn, panel_query};
 use super::query::{
-    increase, mean_by, or_zero, per_minute, rate, rate_with, select, select_with, sum_by, sum_by_or_none, total,
-    total_per_minute,
+    begins, grows, increase, mean_by, or_zero, per_minute, rate, rate_with, select, select_with, sum_by,
+    sum_by_or_none, total, total_per_minute,
 };
 use crate::telemetry::registry;
 
@@ -12,8 +12,8 @@ use crate::telemetry::registry;
 const AGENT: &str = "namespace, agent";
 
 pub fn board() -> Dashboard {
-    let paused = select_with(&registry::AGENT_LOOP_STATE, "state=\"Paused\"");
-    let tripped = select_with(&registry::AGENT_GUARDRAIL_TRIPS, "action=~\"pause|kill\"");
+    let paused = (&registry::AGENT_LOOP_STATE, "state=\"Paused\"");
+    let tripped = (&registry::AGENT_GUARDRAIL_TRIPS, "action=~\"pause|kill\"");
     Dashboard {
         name: "agent",
         title: "agentloop / Agent",
@@ -26,14 +26,14 @@ pub fn board() -> Dashboard {
             Annotation {
                 name: "Paused",
                 color: "orange",
-                query: format!("{paused} unless {paused} offset $__interval"),
+                query: begins(AGENT, paused, &registry::AGENT_INFO),
                 title: "{{namespace}}/{{agent}} paused",
             },
             Annotation {
                 name: "Limit reached",
                 color: "red",
-                query: format!("increase({tripped}[$__interval]) > 0"),
-                title: "{{namespace}}/{{agent}}: {{guardrail}}",
+                query: grows("namespace, agent, guardrail, action", tripped, &registry::AGENT_INFO),
+                title: "{{namespace}}/{{agent}}: {{guardrail}}, {{action}}",
             },
         ],
         rows: vec![

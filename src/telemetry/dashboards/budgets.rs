@@ -2,8 +2,11 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};
-use super::query::{or_zero, per_minute, rate, select, select_with, sum_by, total};
+use super::query::{a_step_ago, begins, or_zero, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry::{self, Metric};
+
+/// Labels of an AgentBudget.
+const BUDGET: &str = "namespace, budget";
 
 /// The metrics of one kind of amount.
 struct AmountPanel {
@@ -59,8 +62,9 @@ const KINDS: [AmountPanel; 5] = [
 ];
 
 pub fn board() -> Dashboard {
-    let exhausted = select_with(&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
+    let exhausted = (&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
     let resets = select(&registry::BUDGET_RESETS);
+    let reset_before = a_step_ago(BUDGET, &registry::BUDGET_RESETS, "");
     Dashboard {
         name: "budgets",
         title: "agentloop / Budgets",
@@ -74,13 +78,13 @@ pub fn board() -> Dashboard {
             Annotation {
                 name: "Budget exhausted",
                 color: "red",
-                query: format!("{exhausted} unless {exhausted} offset $__interval"),
+                query: begins(BUDGET, exhausted, &registry::BUDGET_CONDITION),
                 title: "{{namespace}}/{{budget}} exhausted",
             },
             Annotation {
                 name: "Window reset",
                 color: "blue",
-                query: format!("{resets} > {resets} offset $__interval and {resets} offset $__interval <= time()"),
+                query: format!("{resets} > {reset_before} and {reset_before} <= time()"),
                 title: "{{namespace}}/{{budget}}: a new window",
             },
         ],
@@ -126,10 +130,7 @@ fn now() -> Vec<DashboardPanel> {
             "Budgets",
             PanelUnit::Count,
             "Number of AgentBudgets.",
-            format!(
-                "count(count by (namespace, budget) ({}))",
-                select(&registry::BUDGET_CONDITION)
-            ),
+            format!("count(max by ({BUDGET}) ({}))", select(&registry::BUDGET_CONDITION)),
         ),
         DashboardPanel::warning(
             "Near a limit",
@@ -175,7 +176,7 @@ fn over_time() -> Vec<DashboardPanel> {
             select(kind.limit),
             select(kind.used),
             select(kind.reserved),
-            sum_by("namespace, budget", &rate(kind.spent))
+            sum_by(BUDGET, &rate(kind.spent))
         )
     };
     vec![
@@ -218,7 +219,7 @@ fn amounts() -> Vec<DashboardPanel> {
             ),
         };
         let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
-        let per_hour = |kind: &AmountPanel| format!("{} * 3600", sum_by("namespace, budget", &rate(kind.spent)));
+        let per_hour = |kind: &AmountPanel| format!("{} * 3600", sum_by(BUDGET, &rate(kind.spent)));
         let targets = vec![
             panel_query(select(kind.limit), &series("limit")),
             panel_query(select(kind.used), &series("used")),
@@ -237,7 +238,7 @@ fn ledger() -> Vec<DashboardPanel> {
             PanelUnit::PerMinute,
             "Leases granted to gateways per minute.",
             vec![panel_query(
-                per_minute("namespace, budget", &registry::BUDGET_LEASES),
+                per_minute(BUDGET, &registry::BUDGET_LEASES),
                 "{{namespace}}/{{budget}}",
             )],
         )
@@ -247,7 +248,7 @@ fn ledger() -> Vec<DashboardPanel> {
             PanelUnit::PerMinute,
             "Writes of the ledger to the status of each AgentBudget per minute.",
             vec![panel_query(
-                per_minute("namespace, budget", &registry::BUDGET_WRITES),
+                per_minute(BUDGET, &registry::BUDGET_WRITES),
                 "{{namespace}}/{{budget}}",
             )],
         )

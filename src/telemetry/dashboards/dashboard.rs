@@ -9,6 +9,8 @@ use crate::telemetry::registry::Metric;
 const COLUMNS: u32 = 24;
 /// Tag of all dashboards, by which they link to each other.
 const TAG: &str = "agentloop";
+/// Shortest step of the queries of annotations: two scrapes at intervals of a minute.
+const ANNOTATION_STEP: &str = "120s";
 
 /// A variable whose values are those of a label.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +162,6 @@ fn annotation(annotation: &Annotation) -> Value {
     } = annotation;
     json!({
         "name": name, "datasource": datasource(), "enable": true, "hide": false, "iconColor": color,
-        "expr": query, "titleFormat": title, "step": "60s",
+        "expr": query, "titleFormat": title, "step": ANNOTATION_STEP,
     })
 }

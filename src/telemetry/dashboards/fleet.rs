@@ -4,8 +4,8 @@
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{
-    count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_by_or_none,
-    sum_or_zero_by, total,
+    count_per_minute, counted, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by,
+    sum_by_or_none, sum_or_zero_by, total,
 };
 use crate::telemetry::registry::{self, Metric};
 
@@ -22,15 +22,10 @@ pub fn board() -> Dashboard {
         annotations: vec![Annotation {
             name: "Limit reached",
             color: "orange",
-            query: format!(
-                "{} > 0",
-                sum_by(
-                    "namespace, guardrail",
-                    &format!(
-                        "increase({}[$__interval])",
-                        select_with(&registry::NAMESPACE_TRIPS, "action=~\"pause|kill\"")
-                    )
-                )
+            query: counted(
+                "namespace, guardrail",
+                &registry::NAMESPACE_TRIPS,
+                "action=~\"pause|kill\"",
             ),
             title: "{{namespace}}: {{guardrail}}",
         }],

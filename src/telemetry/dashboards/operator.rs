@@ -2,11 +2,12 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
-use super::query::{per_minute, quantile_by, rate, select, select_with, sum_by, total};
+use super::query::{a_step_ago, per_minute, quantile_by, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Dashboard {
     let leader = select(&registry::LEADER);
+    let led_before = a_step_ago("instance", &registry::LEADER, "");
     Dashboard {
         name: "operator",
         title: "agentloop / Operator",
@@ -28,7 +29,7 @@ pub fn board() -> Dashboard {
         annotations: vec![Annotation {
             name: "New leader",
             color: "blue",
-            query: format!("({leader} == 1) unless ({leader} offset $__interval == 1)"),
+            query: format!("max by (instance) ({leader} == 1) unless {led_before} == 1"),
             title: "{{instance}} leads",
         }],
         rows: vec![

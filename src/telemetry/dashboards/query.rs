@@ -87,6 +87,46 @@ pub fn total_per_minute(rate: &str, present: &Metric) -> String {
     format!("({}) * 60", or_zero(&total(rate), present))
 }
 
+/// What a gauge of the leader has now and had not a step ago, by labels: an event. Before that, it is looked for as long as
+/// a change of the leader may take. Nothing is new if `present`, which is there whenever an object is, was not: the controller was not scraped then.
+pub fn begins(labels: &str, (metric, matchers): (&Metric, &str), present: &Metric) -> String {
+    let before = a_step_ago(labels, metric, matchers);
+    format!(
+        "max by ({labels}) ({}) unless {before} and on () {}",
+        selector(metric, "", matchers),
+        known_a_step_ago(present)
+    )
+}
+
+/// By how much a total that is persisted in the status has grown within a step, by labels; its first value counts. Like
+/// [`begins`].
+pub fn grows(labels: &str, (metric, matchers): (&Metric, &str), present: &Metric) -> String {
+    let now = format!("max by ({labels}) ({})", selector(metric, "", matchers));
+    let before = a_step_ago(labels, metric, matchers);
+    format!(
+        "{now} - ({before} or 0 * {now}) > 0 and on () {}",
+        known_a_step_ago(present)
+    )
+}
+
+/// By how much a count of the process has grown within a step, by labels. A replica that has just become the leader has no
+/// value from before.
+pub fn counted(labels: &str, metric: &Metric, matchers: &str) -> String {
+    let series = selector(metric, "", matchers);
+    format!("sum by ({labels}) ({series} - {series} offset $__interval > 0)")
+}
+
+/// The largest value before the last step, by labels.
+pub fn a_step_ago(labels: &str, metric: &Metric, matchers: &str) -> String {
+    let series = selector(metric, "", matchers);
+    format!("max by ({labels}) (max_over_time({series}[$__rate_interval] offset $__interval))")
+}
+
+fn known_a_step_ago(present: &Metric) -> String {
+    let series = selector(present, "", "");
+    format!("count(max_over_time({series}[$__rate_interval] offset $__interval))")
+}
+
 /// Mean of a histogram or summary over the rate interval, by labels.
 pub fn mean_by(labels: &str, metric: &Metric) -> String {
     let part = |suffix: &str| {

@@ -2,7 +2,7 @@
 // number of its series, and its error; picture.mjs waits for it.
 import { Component, useEffect } from 'react';
 import { createRoot } from 'react-dom/client';
-import { CoreApp, EventBusSrv, ThemeContext, createTheme, dateTime } from '@grafana/data';
+import { CoreApp, EventBusSrv, ThemeContext, createTheme, dateTime, rangeUtil } from '@grafana/data';
 import { GlobalStyles, Icon, PanelChrome, PanelContextProvider, Text } from '@grafana/ui';
 import { prepare } from './fields.mjs';
 import { DRAWINGS } from './panels.jsx';
@@ -33,10 +33,15 @@ async function chooseAll(board) {
   return { values, errors };
 }
 
+// The step of annotations in seconds, which is for hours: shorter if only some minutes are shown.
+const shortestStep = (range, step) => Math.min(
+  rangeUtil.intervalToSeconds(step), Math.ceil((range.to.valueOf() - range.from.valueOf()) / 1000 / 60),
+);
+
 // The times at which the series of the dashboard's annotations begin.
 async function annotate(board, { range, scrapeSeconds, values }) {
-  const found = board.annotations.list.filter(({ enable, expr }) => enable && expr).map(async ({ expr, iconColor }) => {
-    const { step, variables: durations } = intervals(range, 1600, scrapeSeconds);
+  const found = board.annotations.list.filter(({ enable, expr }) => enable && expr).map(async ({ expr, iconColor, step: shortest }) => {
+    const { step, variables: durations } = intervals(range, 1600, scrapeSeconds, shortestStep(range, shortest));
     const series = await samples(interpolate(expr, { ...values, ...durations }), range, step);
     return series.flatMap(({ times }) => times
       .filter((time, index) => time - (times[index - 1] ?? 0) > step * 1000)

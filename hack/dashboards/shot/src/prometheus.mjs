@@ -9,10 +9,10 @@ export function interpolate(expr, values) {
   return text;
 }
 
-// Durations that Grafana computes from the time range, the width of the panel and the scrape interval.
-export function intervals(range, width, scrapeSeconds) {
+// Durations that Grafana computes from the time range, the width of the panel, the scrape interval and the shortest step.
+export function intervals(range, width, scrapeSeconds, shortestStep = 0) {
   const { intervalMs } = rangeUtil.calculateInterval(range, Math.max(Math.round(width), 1), `${scrapeSeconds}s`);
-  const step = Math.max(intervalMs / 1000, scrapeSeconds);
+  const step = Math.max(intervalMs / 1000, scrapeSeconds, shortestStep);
   const seconds = Math.round((range.to.valueOf() - range.from.valueOf()) / 1000);
   return {
     step,
