@@ -2,29 +2,22 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
-use super::query::{a_step_ago, per_minute, quantile_by, rate, select, select_with, sum_by, total};
+use super::query::{TARGET, a_step_ago, per_minute, quantile_by, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Dashboard {
     let leader = select(&registry::LEADER);
     let led_before = a_step_ago("instance", &registry::LEADER, "");
+    let target =
+        |name, title, label, within| DashboardVariable::of_target(name, title, (&registry::BUILD_INFO, label), within);
     Dashboard {
         name: "operator",
         title: "agentloop / Operator",
         description: "The controller: reconciles, its queue, the Kubernetes API, the link to the pods, and its resources.",
         variables: vec![
-            DashboardVariable {
-                name: "job",
-                label: "Job",
-                metric: &registry::BUILD_INFO,
-                within: None,
-            },
-            DashboardVariable {
-                name: "instance",
-                label: "Instance",
-                metric: &registry::BUILD_INFO,
-                within: Some("job"),
-            },
+            target("controller_namespace", "Namespace", "namespace", &[]),
+            target("job", "Job", "job", &TARGET[..1]),
+            target("instance", "Instance", "instance", &TARGET[..2]),
         ],
         annotations: vec![Annotation {
             name: "New leader",
@@ -74,9 +67,9 @@ fn now() -> Vec<DashboardPanel> {
             vec![TableColumn {
                 title: "Started",
                 query: format!(
-                    "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
-                    select(&registry::PROCESS_START),
-                    select(&registry::BUILD_INFO)
+                    "max by (instance, version) ({} * on (job, instance) group_left () (max by (job, instance) ({}) * 1000))",
+                    select(&registry::BUILD_INFO),
+                    select(&registry::PROCESS_START)
                 ),
                 unit: PanelUnit::Timestamp,
             }],

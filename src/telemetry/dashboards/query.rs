@@ -2,6 +2,14 @@
 
 use crate::telemetry::registry::{self, Metric, MetricKind, MetricSource};
 
+/// Labels of a replica of the controller, and the variables with their values. The namespace is the controller's, so its
+/// variable is another one than that of the dashboards about objects, which the links between dashboards pass on.
+pub const TARGET: &[(&str, &str)] = &[
+    ("namespace", "controller_namespace"),
+    ("job", "job"),
+    ("instance", "instance"),
+];
+
 /// A query that selects the series of a metric for the variables of its dashboard, with additional matchers such as
 /// `state="Paused"`.
 ///
@@ -163,17 +171,22 @@ fn over(metric: &Metric, function: &str, window: &str, matchers: &str) -> String
 }
 
 fn selector(metric: &Metric, suffix: &str, matchers: &str) -> String {
-    let variables: &[&str] = match metric.source {
-        MetricSource::Agents => &["namespace", "agent"],
-        MetricSource::Namespaces => &["namespace"],
-        MetricSource::Budgets => &["namespace", "budget"],
-        MetricSource::Sensors => &["namespace", "sensor"],
-        MetricSource::Controller | MetricSource::Process => &["job", "instance"],
+    // A label, and the variable with its values.
+    let variables: &[(&str, &str)] = match metric.source {
+        MetricSource::Agents => &[("namespace", "namespace"), ("agent", "agent")],
+        MetricSource::Namespaces => &[("namespace", "namespace")],
+        MetricSource::Budgets => &[("namespace", "namespace"), ("budget", "budget")],
+        MetricSource::Sensors => &[("namespace", "namespace"), ("sensor", "sensor")],
+        MetricSource::Controller | MetricSource::Process => TARGET,
     };
     let mut all: Vec<String> = variables
         .iter()
-        .map(|variable| format!("{variable}=~\"${variable}\""))
+        .map(|(label, variable)| format!("{label}=~\"${variable}\""))
         .collect();
+    if metric.name == registry::LEADER.name {
+        // Other Leases, in the same process and elsewhere, have the same metric.
+        all.push("name=\"agentloop-controller\"".to_owned());
+    }
     if !matchers.is_empty() {
         all.push(matchers.to_owned());
     }

@@ -114,6 +114,36 @@ fn descriptions_name_the_level_that_a_panel_requires() {
     }
 }
 
+/// Grafana passes the values of variables to other dashboards by their names, and the namespace of an Agent is not the controller's.
+#[test]
+fn replicas_are_chosen_by_variables_that_no_other_board_has() {
+    let definitions = |name: &str| {
+        let boards = all();
+        let (_, board) = boards.iter().find(|(file, _)| file.contains(name)).unwrap();
+        let variables = list(&board["templating"]["list"]).iter();
+        let queries = variables.filter(|variable| variable["type"] == "query");
+        queries
+            .map(|variable| (text(&variable["name"]), text(&variable["definition"])))
+            .collect::<Vec<_>>()
+    };
+    let build = "label_values(agentloop_build_info";
+    let expected = [
+        ("controller_namespace", format!("{build}, namespace)")),
+        ("job", format!("{build}{{namespace=~\"$controller_namespace\"}}, job)")),
+        (
+            "instance",
+            format!("{build}{{namespace=~\"$controller_namespace\",job=~\"$job\"}}, instance)"),
+        ),
+    ];
+    assert_eq!(
+        definitions("operator"),
+        expected.map(|(name, query)| (name.to_owned(), query))
+    );
+    for board in ["fleet", "agent", "budgets", "sensors"] {
+        assert_eq!(definitions(board)[0].0, "namespace");
+    }
+}
+
 /// A variable's value, as Grafana writes several into a query.
 fn any_of(values: &BTreeSet<String>) -> String {
     let special = Regex::new(r"[\\$^*{}\[\]'+?.()|]").unwrap();

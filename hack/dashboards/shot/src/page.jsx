@@ -6,7 +6,7 @@ import { CoreApp, EventBusSrv, ThemeContext, createTheme, dateTime, rangeUtil } 
 import { GlobalStyles, Icon, PanelChrome, PanelContextProvider, Text } from '@grafana/ui';
 import { prepare } from './fields.mjs';
 import { DRAWINGS } from './panels.jsx';
-import { interpolate, intervals, labelValues, panelFrames, samples } from './prometheus.mjs';
+import { anyOf, interpolate, intervals, labelValues, panelFrames, samples } from './prometheus.mjs';
 
 const [CELL, GAP, COLUMNS, MARGIN] = [30, 8, 24, 16];
 
@@ -25,10 +25,10 @@ async function chooseAll(board) {
   const values = {};
   const errors = [];
   for (const { name, type, query, allValue } of variables(board)) {
-    if (type !== 'query' || !allValue) throw new Error(`variable ${name} is not a query with a value for All`);
+    if (type !== 'query') throw new Error(`variable ${name} is not a query`);
     const choices = await labelValues(query.query, values);
     if (choices.length === 0) errors.push({ title: `variable ${name}`, series: 0 });
-    values[name] = allValue;
+    values[name] = allValue ?? anyOf(choices);
   }
   return { values, errors };
 }

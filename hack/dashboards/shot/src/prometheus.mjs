@@ -9,6 +9,12 @@ export function interpolate(expr, values) {
   return text;
 }
 
+// Several values of a variable, as Grafana writes them into a query.
+export function anyOf(values) {
+  const escaped = values.map((value) => value.replace(/[\\$^*{}[\]'+?.()|]/g, '\\\\$&'));
+  return escaped.length === 1 ? escaped[0] : `(${escaped.join('|')})`;
+}
+
 // Durations that Grafana computes from the time range, the width of the panel, the scrape interval and the shortest step.
 export function intervals(range, width, scrapeSeconds, shortestStep = 0) {
   const { intervalMs } = rangeUtil.calculateInterval(range, Math.max(Math.round(width), 1), `${scrapeSeconds}s`);
