@@ -188,15 +188,15 @@ fn durations() -> Vec<DashboardPanel> {
     vec![
         quantiles(
             "Duration of model calls",
-            "Median, 95th and 99th percentile of answered calls, from the request to the end of the answer. Above the \
-             longest bound of a bucket, 82 s, it is shown as that.",
+            "Median, 95th and 99th percentile of answered calls, from the request to the end of the answer; at \
+             most 82 s, the longest bound of a bucket.",
             &registry::NAMESPACE_CALL_SECONDS,
         )
         .wide(12),
         DashboardPanel::lines(
             "Duration of model calls by model (p95)",
             PanelUnit::Seconds,
-            "95th percentile of answered calls of each model.",
+            "95th percentile of answered calls of each model; at most 82 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("model", "0.95", &registry::NAMESPACE_CALL_SECONDS),
                 "{{model}}",
@@ -205,20 +205,22 @@ fn durations() -> Vec<DashboardPanel> {
         .wide(12),
         quantiles(
             "Duration of turns",
-            "Median, 95th and 99th percentile of completed turns, with the pauses and waits for approvals in them.",
+            "Median, 95th and 99th percentile of completed turns, with the pauses and waits for approvals in them; at \
+             most 410 s, the longest bound of a bucket.",
             &registry::NAMESPACE_TURN_SECONDS,
         )
         .wide(12),
         quantiles(
             "Duration of tool runs",
-            "Median, 95th and 99th percentile of tool runs, whatever their outcome.",
+            "Median, 95th and 99th percentile of tool runs, whatever their outcome; at most 82 s, the longest bound of a \
+             bucket.",
             &registry::NAMESPACE_TOOL_SECONDS,
         )
         .wide(12),
         DashboardPanel::lines(
             "Wait for approvals (median)",
             PanelUnit::Seconds,
-            "Median of the time for which gates were open, by how they closed.",
+            "Median of the time for which gates were open, by how they closed; at most a week, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("decision", "0.5", &registry::NAMESPACE_APPROVAL_SECONDS),
                 "{{decision}}",

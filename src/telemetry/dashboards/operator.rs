@@ -111,7 +111,8 @@ fn reconciles() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Duration of reconciles",
             PanelUnit::Seconds,
-            "99th percentile of the duration of reconciles, and of the work on objects from the queue.",
+            "99th percentile of the duration of reconciles, and of the work on objects from the queue; at most 60 s, \
+             the longest bound of a bucket.",
             vec![
                 panel_query(
                     quantile_by("controller", "0.99", &registry::RECONCILE_SECONDS),
@@ -126,7 +127,7 @@ fn reconciles() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Time in the queue",
             PanelUnit::Seconds,
-            "99th percentile of the time that objects wait for their reconcile.",
+            "99th percentile of the time that objects wait for their reconcile; at most 60 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("controller", "0.99", &registry::QUEUE_WAIT),
                 "{{controller}}",
@@ -186,7 +187,7 @@ fn requests() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Duration of requests",
             PanelUnit::Seconds,
-            "99th percentile of the time until the head of the response, by verb.",
+            "99th percentile of the time until the head of the response, by verb; at most 30 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("verb", "0.99", &registry::REQUEST_SECONDS),
                 "{{verb}}",

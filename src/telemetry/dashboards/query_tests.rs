@@ -114,6 +114,21 @@ fn descriptions_name_the_level_that_a_panel_requires() {
     }
 }
 
+/// A quantile of durations beyond the last bucket is its bound, and looks as if it were measured.
+#[test]
+fn panels_of_quantiles_name_the_longest_that_they_can_show() {
+    for (file, board) in all() {
+        for panel in list(&board["panels"]) {
+            let queries = list(&panel["targets"]).iter().map(|target| text(&target["expr"]));
+            let shows_quantiles = queries.into_iter().any(|query| query.contains("histogram_quantile"));
+            let names_bound = panel["description"]
+                .as_str()
+                .is_some_and(|text| text.contains(", the longest bound of a bucket"));
+            assert_eq!(names_bound, shows_quantiles, "{file}: {}", panel["title"]);
+        }
+    }
+}
+
 /// Grafana passes the values of variables to other dashboards by their names, and the namespace of an Agent is not the controller's.
 #[test]
 fn replicas_are_chosen_by_variables_that_no_other_board_has() {
