@@ -15,6 +15,10 @@ pub const STATE_COLORS: [(&str, &str); 6] = [
     ("Stopped", "text"),
 ];
 
+/// Shortest step of queries over time. Grafana takes it for the scrape interval, in place of that of the data source: rates are over
+/// four of these at least, which two scrapes at intervals of a minute are in.
+const SHORTEST_STEP: &str = "30s";
+
 /// Unit of the values of a panel, as an id of Grafana.
 #[derive(Clone, Copy, Debug)]
 pub enum PanelUnit {
@@ -349,6 +353,8 @@ impl DashboardPanel {
             if is_instant {
                 json["instant"] = json!(true);
                 json["range"] = json!(false);
+            } else {
+                json["interval"] = json!(SHORTEST_STEP);
             }
             if is_table {
                 json["format"] = json!("table");

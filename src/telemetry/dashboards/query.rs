@@ -2,6 +2,10 @@
 
 use crate::telemetry::registry::{self, Metric, MetricKind, MetricSource};
 
+/// How long a change of the leader may take, with the scrape before and the one after it. Not `$__rate_interval`: of an annotation, that
+/// is four of its steps.
+const LEADER_CHANGE: &str = "3m";
+
 /// Labels of a replica of the controller, and the variables with their values. The namespace is the controller's, so its
 /// variable is another one than that of the dashboards about objects, which the links between dashboards pass on.
 pub const TARGET: &[(&str, &str)] = &[
@@ -127,12 +131,12 @@ pub fn counted(labels: &str, metric: &Metric, matchers: &str) -> String {
 /// The largest value before the last step, by labels.
 pub fn a_step_ago(labels: &str, metric: &Metric, matchers: &str) -> String {
     let series = selector(metric, "", matchers);
-    format!("max by ({labels}) (max_over_time({series}[$__rate_interval] offset $__interval))")
+    format!("max by ({labels}) (max_over_time({series}[{LEADER_CHANGE}] offset $__interval))")
 }
 
 fn known_a_step_ago(present: &Metric) -> String {
     let series = selector(present, "", "");
-    format!("count(max_over_time({series}[$__rate_interval] offset $__interval))")
+    format!("count(max_over_time({series}[{LEADER_CHANGE}] offset $__interval))")
 }
 
 /// Mean of a histogram or summary over the rate interval, by labels.

@@ -94,6 +94,20 @@ fn what_shows_the_present_asks_for_it() {
     }
 }
 
+/// Grafana's data source believes in scrapes every 15 s unless it is told otherwise, and a rate over four of these has no data
+/// at scrapes of a minute.
+#[test]
+fn rates_have_data_at_scrapes_of_a_minute_whatever_the_data_source_says() {
+    for (file, board) in all() {
+        for panel in list(&board["panels"]) {
+            for target in list(&panel["targets"]) {
+                let interval = (target["instant"] != true).then_some("30s");
+                assert_eq!(target["interval"].as_str(), interval, "{file}: {}", panel["title"]);
+            }
+        }
+    }
+}
+
 #[test]
 fn descriptions_name_the_level_that_a_panel_requires() {
     let boards = all();
