@@ -664,7 +664,10 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
         let metric = metric.unwrap_or_else(|| panic!("{place}: no metric is called {name}"));
         asked.insert(metric.name);
         let leads = format!("name=\"{LEASE_NAME}\"");
-        assert!(name != registry::LEADER.name || query.contains(&leads), "{place}: {query}");
+        assert!(
+            name != registry::LEADER.name || query.contains(&leads),
+            "{place}: {query}"
+        );
         let rest = &query[at + name.len()..];
         let selector = rest
             .strip_prefix('{')
