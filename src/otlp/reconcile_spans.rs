@@ -72,7 +72,8 @@ impl ReconcileSpan<'_> {
             // A clock that was set back makes no span of negative length.
             end_time_unix_nano: nanoseconds(self.time.1.max(self.time.0)),
             attributes: vec![
-                text("k8s.namespace.name", namespace),
+                // Not k8s.namespace.name, which is the controller's in the resource.
+                text("agentloop.object.namespace", namespace),
                 text("agentloop.object.name", name),
                 text("agentloop.reconcile.controller", self.controller),
                 text("agentloop.reconcile.result", self.result),
@@ -125,7 +126,7 @@ mod tests {
         );
         assert_eq!((span.start_time_unix_nano, span.end_time_unix_nano), (0, 1_000_000_000));
         let expected = [
-            ("k8s.namespace.name", "team-a"),
+            ("agentloop.object.namespace", "team-a"),
             ("agentloop.object.name", "watcher"),
             ("agentloop.reconcile.controller", "agent"),
             ("agentloop.reconcile.result", "error"),

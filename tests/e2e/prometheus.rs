@@ -209,6 +209,8 @@ fn query(text: &str, namespace: &str) -> String {
     let text = ["$agent", "$budget", "$sensor", "$instance"]
         .iter()
         .fold(text, |text, variable| text.replace(variable, ".+"));
+    // These targets have no namespace.
+    let text = text.replace("$controller_namespace", ".*");
     let text = text.replace("$__rate_interval", "30s").replace("$__range", "1m");
     assert!(!text.contains('$'), "a variable without a value: {text}");
     text

@@ -179,7 +179,9 @@ async fn a_real_collector_receives_reconciles_metrics_and_log_lines_of_the_contr
         (SpanKind::Internal, 0, 16)
     );
     let of_span = |key: &str| attribute(&span.attributes, key).unwrap();
-    assert_eq!(of_span("k8s.namespace.name"), "team-a");
+    assert_eq!(of_span("agentloop.object.namespace"), "team-a");
+    let of_controller = attribute(&span.attributes, "k8s.namespace.name");
+    assert_eq!(of_controller, None, "that is the namespace of the resource");
     assert_eq!(of_span("agentloop.object.name"), "watcher");
     assert!(!of_span("agentloop.reconcile.result").is_empty());
     let resource = receiver.received()[0].request.resource_spans[0]

@@ -663,6 +663,11 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
         });
         let metric = metric.unwrap_or_else(|| panic!("{place}: no metric is called {name}"));
         asked.insert(metric.name);
+        let leads = format!("name=\"{LEASE_NAME}\"");
+        assert!(
+            name != registry::LEADER.name || query.contains(&leads),
+            "{place}: {query}"
+        );
         let rest = &query[at + name.len()..];
         let selector = rest
             .strip_prefix('{')
@@ -671,11 +676,12 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
             let label: String = part.chars().take_while(|one| word(*one)).collect();
             // Prometheus adds the labels of the target.
             assert!(
-                metric.labels.contains(&label.as_str()) || ["job", "instance"].contains(&label.as_str()),
+                metric.labels.contains(&label.as_str()) || ["namespace", "job", "instance"].contains(&label.as_str()),
                 "{place}: {name} has no label {label}"
             );
         }
-        if metric.kind != MetricKind::Gauge {
+        // Annotations compare a count with what it was.
+        if metric.kind != MetricKind::Gauge && place != "an annotation" {
             let rated = ["rate(", "increase("]
                 .iter()
                 .any(|function| query[..at].ends_with(function));

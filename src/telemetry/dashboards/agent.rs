@@ -3,7 +3,8 @@
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, STATE_COLORS, TableColumn, panel_query};
 use super::query::{
-    increase, mean_by, per_minute, rate, rate_with, select, select_with, sum_by, total, total_per_minute,
+    begins, grows, increase, mean_by, or_zero, per_minute, rate, rate_with, select, select_with, sum_by,
+    sum_by_or_none, total, total_per_minute,
 };
 use crate::telemetry::registry;
 
@@ -11,12 +12,12 @@ use crate::telemetry::registry;
 const AGENT: &str = "namespace, agent";
 
 pub fn board() -> Dashboard {
-    let paused = select_with(&registry::AGENT_LOOP_STATE, "state=\"Paused\"");
-    let tripped = select_with(&registry::AGENT_GUARDRAIL_TRIPS, "action=~\"pause|kill\"");
+    let paused = (&registry::AGENT_LOOP_STATE, "state=\"Paused\"");
+    let tripped = (&registry::AGENT_GUARDRAIL_TRIPS, "action=~\"pause|kill\"");
     Dashboard {
         name: "agent",
         title: "agentloop / Agent",
-        description: "The loop of one Agent: its states, calls, tools, limits and tasks.",
+        description: "The loop of one Agent: its states, calls, tools, limits and tasks. No data with `metrics.perObject: Disabled`.",
         variables: vec![
             DashboardVariable::namespace(&registry::AGENT_INFO),
             DashboardVariable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
@@ -25,14 +26,14 @@ pub fn board() -> Dashboard {
             Annotation {
                 name: "Paused",
                 color: "orange",
-                query: format!("{paused} unless {paused} offset $__interval"),
+                query: begins(AGENT, paused, &registry::AGENT_INFO),
                 title: "{{namespace}}/{{agent}} paused",
             },
             Annotation {
                 name: "Limit reached",
                 color: "red",
-                query: format!("increase({tripped}[$__interval]) > 0"),
-                title: "{{namespace}}/{{agent}}: {{guardrail}}",
+                query: grows("namespace, agent, guardrail, action", tripped, &registry::AGENT_INFO),
+                title: "{{namespace}}/{{agent}}: {{guardrail}}, {{action}}",
             },
         ],
         rows: vec![
@@ -72,7 +73,7 @@ fn state() -> Vec<DashboardPanel> {
         DashboardPanel::stat(
             "Last turn",
             PanelUnit::Timestamp,
-            "When the last turn completed.",
+            "When the last turn began, as far as the controller has learned.",
             format!("max({}) * 1000", select(&registry::AGENT_LAST_TURN)),
         ),
         DashboardPanel::stat(
@@ -90,13 +91,16 @@ fn state() -> Vec<DashboardPanel> {
         DashboardPanel::warning(
             "Pending approvals",
             "Requests that wait for a person.",
-            total(&select(&registry::AGENT_PENDING_APPROVALS)),
+            or_zero(
+                &total(&select(&registry::AGENT_PENDING_APPROVALS)),
+                &registry::AGENT_INFO,
+            ),
             1.0,
         ),
         DashboardPanel::warning(
             "Suspended",
             "Agents whose spec.suspend is true.",
-            total(&select(&registry::AGENT_SUSPENDED)),
+            or_zero(&total(&select(&registry::AGENT_SUSPENDED)), &registry::AGENT_INFO),
             1.0,
         ),
     ]
@@ -110,10 +114,11 @@ fn definition() -> Vec<DashboardPanel> {
             vec![
                 TableColumn {
                     title: "Created",
+                    // One Agent can have two models for a moment, and has one time of creation.
                     query: format!(
-                        "max by ({AGENT}, api, model, mode) ({} * 1000 * on ({AGENT}) group_left (api, model, mode) {})",
-                        select(&registry::AGENT_CREATED),
-                        select(&registry::AGENT_INFO)
+                        "{} * on ({AGENT}) group_left () ({} * 1000)",
+                        select(&registry::AGENT_INFO),
+                        select(&registry::AGENT_CREATED)
                     ),
                     unit: PanelUnit::Timestamp,
                 },
@@ -150,9 +155,10 @@ fn definition() -> Vec<DashboardPanel> {
             "Reasons for which loops are paused, and signs of repetition.",
             vec![
                 panel_query(
-                    format!(
-                        "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
-                        sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
+                    sum_by_or_none(
+                        "reason",
+                        &select(&registry::AGENT_LOOP_PAUSED_REASON),
+                        &registry::AGENT_INFO,
                     ),
                     "{{reason}}",
                 ),
@@ -167,7 +173,10 @@ fn definition() -> Vec<DashboardPanel> {
 }
 
 fn spend() -> Vec<DashboardPanel> {
-    let lost = |signal| total_per_minute(&rate_with(&registry::AGENT_DROPPED_TELEMETRY, signal));
+    let lost = |signal| {
+        let rate = rate_with(&registry::AGENT_DROPPED_TELEMETRY, signal);
+        total_per_minute(&rate, &registry::AGENT_CREATED)
+    };
     vec![
         DashboardPanel::lines(
             "Turns",
@@ -237,6 +246,7 @@ fn spend() -> Vec<DashboardPanel> {
 }
 
 fn tools() -> Vec<DashboardPanel> {
+    let absent_at_zero = |metric| total_per_minute(&rate(metric), &registry::AGENT_CREATED);
     vec![
         DashboardPanel::stacked(
             "Tool calls by outcome",
@@ -259,8 +269,8 @@ fn tools() -> Vec<DashboardPanel> {
             "Tool runs per minute, those of them with side effects, and tool calls that were denied.",
             vec![
                 panel_query(format!("sum({}) * 60", rate(&registry::AGENT_TOOL_CALLS)), "tool runs"),
-                panel_query(total_per_minute(&rate(&registry::AGENT_ACTIONS)), "of these actions"),
-                panel_query(total_per_minute(&rate(&registry::AGENT_DENIED_TOOL_CALLS)), "denied"),
+                panel_query(absent_at_zero(&registry::AGENT_ACTIONS), "of these actions"),
+                panel_query(absent_at_zero(&registry::AGENT_DENIED_TOOL_CALLS), "denied"),
             ],
         ),
     ]
@@ -283,9 +293,9 @@ fn limits() -> Vec<DashboardPanel> {
             PanelUnit::Seconds,
             "How long the oldest request has waited for a person; 0 without one.",
             vec![panel_query(
-                format!(
-                    "time() - min({}) or vector(0)",
-                    select(&registry::AGENT_OLDEST_APPROVAL)
+                or_zero(
+                    &format!("time() - min({})", select(&registry::AGENT_OLDEST_APPROVAL)),
+                    &registry::AGENT_CREATED,
                 ),
                 "oldest",
             )],

@@ -2,8 +2,11 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};
-use super::query::{per_minute, rate, select, select_with, sum_by, total};
+use super::query::{a_step_ago, begins, or_zero, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry::{self, Metric};
+
+/// Labels of an AgentBudget.
+const BUDGET: &str = "namespace, budget";
 
 /// The metrics of one kind of amount.
 struct AmountPanel {
@@ -59,12 +62,14 @@ const KINDS: [AmountPanel; 5] = [
 ];
 
 pub fn board() -> Dashboard {
-    let exhausted = select_with(&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
+    let exhausted = (&registry::BUDGET_CONDITION, "condition=\"Exhausted\",status=\"true\"");
     let resets = select(&registry::BUDGET_RESETS);
+    let reset_before = a_step_ago(BUDGET, &registry::BUDGET_RESETS, "");
     Dashboard {
         name: "budgets",
         title: "agentloop / Budgets",
-        description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted.",
+        description: "What AgentBudgets allow, what is used and reserved, and when they will be exhausted. No data with \
+                      `metrics.perObject: Disabled`.",
         variables: vec![
             DashboardVariable::namespace(&registry::BUDGET_CONDITION),
             DashboardVariable::in_namespace("budget", "Budget", &registry::BUDGET_CONDITION),
@@ -73,13 +78,13 @@ pub fn board() -> Dashboard {
             Annotation {
                 name: "Budget exhausted",
                 color: "red",
-                query: format!("{exhausted} unless {exhausted} offset $__interval"),
+                query: begins(BUDGET, exhausted, &registry::BUDGET_CONDITION),
                 title: "{{namespace}}/{{budget}} exhausted",
             },
             Annotation {
                 name: "Window reset",
                 color: "blue",
-                query: format!("{resets} > {resets} offset $__interval and {resets} offset $__interval <= time()"),
+                query: format!("{resets} > {reset_before} and {reset_before} <= time()"),
                 title: "{{namespace}}/{{budget}}: a new window",
             },
         ],
@@ -109,7 +114,8 @@ fn share_used(kind: &AmountPanel) -> String {
 fn now() -> Vec<DashboardPanel> {
     let condition = |name: &str| {
         let matchers = format!("condition=\"{name}\",status=\"true\"");
-        total(&select_with(&registry::BUDGET_CONDITION, &matchers))
+        let hold = total(&select_with(&registry::BUDGET_CONDITION, &matchers));
+        or_zero(&hold, &registry::BUDGET_CONDITION)
     };
     let share = |kind: &AmountPanel| {
         format!(
@@ -124,10 +130,7 @@ fn now() -> Vec<DashboardPanel> {
             "Budgets",
             PanelUnit::Count,
             "Number of AgentBudgets.",
-            format!(
-                "count(count by (namespace, budget) ({}))",
-                select(&registry::BUDGET_CONDITION)
-            ),
+            format!("count(max by ({BUDGET}) ({}))", select(&registry::BUDGET_CONDITION)),
         ),
         DashboardPanel::warning(
             "Near a limit",
@@ -153,15 +156,12 @@ fn now() -> Vec<DashboardPanel> {
             vec![
                 TableColumn {
                     title: "Resets",
-                    query: format!(
-                        "max by (namespace, budget) ({}) * 1000",
-                        select(&registry::BUDGET_RESETS)
-                    ),
+                    query: format!("{} * 1000", select(&registry::BUDGET_RESETS)),
                     unit: PanelUnit::Timestamp,
                 },
                 TableColumn {
                     title: "Agents",
-                    query: format!("max by (namespace, budget) ({})", select(&registry::BUDGET_AGENTS)),
+                    query: select(&registry::BUDGET_AGENTS),
                     unit: PanelUnit::Count,
                 },
             ],
@@ -176,7 +176,7 @@ fn over_time() -> Vec<DashboardPanel> {
             select(kind.limit),
             select(kind.used),
             select(kind.reserved),
-            rate(kind.spent)
+            sum_by(BUDGET, &rate(kind.spent))
         )
     };
     vec![
@@ -218,13 +218,13 @@ fn amounts() -> Vec<DashboardPanel> {
                 "Limit, used and reserved amount of output tokens, and output tokens spent per hour.",
             ),
         };
-        let by_budget = |query: &str| sum_by("namespace, budget", query);
         let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
+        let per_hour = |kind: &AmountPanel| format!("{} * 3600", sum_by(BUDGET, &rate(kind.spent)));
         let targets = vec![
-            panel_query(by_budget(&select(kind.limit)), &series("limit")),
-            panel_query(by_budget(&select(kind.used)), &series("used")),
-            panel_query(by_budget(&select(kind.reserved)), &series("reserved")),
-            panel_query(format!("{} * 3600", by_budget(&rate(kind.spent))), &series("per hour")),
+            panel_query(select(kind.limit), &series("limit")),
+            panel_query(select(kind.used), &series("used")),
+            panel_query(select(kind.reserved), &series("reserved")),
+            panel_query(per_hour(kind), &series("per hour")),
         ];
         DashboardPanel::lines(title, kind.unit, description, targets)
     });
@@ -238,7 +238,7 @@ fn ledger() -> Vec<DashboardPanel> {
             PanelUnit::PerMinute,
             "Leases granted to gateways per minute.",
             vec![panel_query(
-                per_minute("namespace, budget", &registry::BUDGET_LEASES),
+                per_minute(BUDGET, &registry::BUDGET_LEASES),
                 "{{namespace}}/{{budget}}",
             )],
         )
@@ -248,7 +248,7 @@ fn ledger() -> Vec<DashboardPanel> {
             PanelUnit::PerMinute,
             "Writes of the ledger to the status of each AgentBudget per minute.",
             vec![panel_query(
-                per_minute("namespace, budget", &registry::BUDGET_WRITES),
+                per_minute(BUDGET, &registry::BUDGET_WRITES),
                 "{{namespace}}/{{budget}}",
             )],
         )

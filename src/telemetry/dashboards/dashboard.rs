@@ -9,18 +9,24 @@ use crate::telemetry::registry::Metric;
 const COLUMNS: u32 = 24;
 /// Tag of all dashboards, by which they link to each other.
 const TAG: &str = "agentloop";
+/// Shortest step of the queries of annotations: two scrapes at intervals of a minute.
+const ANNOTATION_STEP: &str = "120s";
 
 /// A variable whose values are those of a label.
 #[derive(Clone, Copy, Debug)]
 pub struct DashboardVariable {
-    /// Name of the variable and of the label.
+    /// Name of the variable. Links pass the value to dashboards that have one of the same name.
     pub name: &'static str,
     /// What the user reads.
-    pub label: &'static str,
+    pub title: &'static str,
     /// A metric that has the label.
     pub metric: &'static Metric,
-    /// The variable before it, by which its values are filtered.
-    pub within: Option<&'static str>,
+    /// The label.
+    pub label: &'static str,
+    /// Labels by whose variables, which are before it, its values are filtered.
+    pub within: &'static [(&'static str, &'static str)],
+    /// What *All* stands for in a query; `None`: the values that were found, for labels that other programs have as well.
+    pub all: Option<&'static str>,
 }
 
 impl DashboardVariable {
@@ -28,19 +34,40 @@ impl DashboardVariable {
     pub const fn namespace(metric: &'static Metric) -> Self {
         Self {
             name: "namespace",
-            label: "Namespace",
+            title: "Namespace",
             metric,
-            within: None,
+            label: "namespace",
+            within: &[],
+            all: Some(".+"),
         }
     }
 
-    /// The objects of the chosen namespaces.
-    pub const fn in_namespace(name: &'static str, label: &'static str, metric: &'static Metric) -> Self {
+    /// The objects of the chosen namespaces. The label has the name of the variable.
+    pub const fn in_namespace(name: &'static str, title: &'static str, metric: &'static Metric) -> Self {
         Self {
             name,
-            label,
+            title,
             metric,
-            within: Some("namespace"),
+            label: name,
+            within: &[("namespace", "namespace")],
+            all: Some(".+"),
+        }
+    }
+
+    /// Targets that export a metric which no other program has.
+    pub const fn of_target(
+        name: &'static str,
+        title: &'static str,
+        (metric, label): (&'static Metric, &'static str),
+        within: &'static [(&'static str, &'static str)],
+    ) -> Self {
+        Self {
+            name,
+            title,
+            metric,
+            label,
+            within,
+            all: None,
         }
     }
 }
@@ -134,21 +161,35 @@ impl Dashboard {
 fn variable(variable: &DashboardVariable) -> Value {
     let DashboardVariable {
         name,
-        label,
+        title,
         metric,
+        label,
         within,
+        all,
     } = variable;
-    let filter = within.map_or(String::new(), |before| format!("{{{before}=~\"${before}\"}}"));
-    let query = format!("label_values({}{filter}, {name})", metric.name);
-    json!({
-        "type": "query", "name": name, "label": label, "datasource": datasource(),
+    let filters = within
+        .iter()
+        .map(|(label, variable)| format!("{label}=~\"${variable}\""));
+    let filters = filters.collect::<Vec<_>>().join(",");
+    let filter = if filters.is_empty() {
+        filters
+    } else {
+        format!("{{{filters}}}")
+    };
+    let query = format!("label_values({}{filter}, {label})", metric.name);
+    let mut json = json!({
+        "type": "query", "name": name, "label": title, "datasource": datasource(),
         "query": {"query": query, "refId": name}, "definition": query,
         // On a change of the time range.
         "refresh": 2,
-        "multi": true, "includeAll": true, "allValue": ".+",
+        "multi": true, "includeAll": true,
         "current": {"selected": true, "text": ["All"], "value": ["$__all"]},
         "sort": 1, "hide": 0, "regex": "", "options": [],
-    })
+    });
+    if let Some(all) = all {
+        json["allValue"] = json!(all);
+    }
+    json
 }
 
 fn annotation(annotation: &Annotation) -> Value {
@@ -160,6 +201,6 @@ fn annotation(annotation: &Annotation) -> Value {
     } = annotation;
     json!({
         "name": name, "datasource": datasource(), "enable": true, "hide": false, "iconColor": color,
-        "expr": query, "titleFormat": title, "step": "60s",
+        "expr": query, "titleFormat": title, "step": ANNOTATION_STEP,
     })
 }

@@ -4,8 +4,8 @@
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
 use super::query::{
-    count_per_minute, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by, sum_or_zero_by,
-    total,
+    count_per_minute, counted, increase, per_minute, quantile, quantile_by, rate, select, select_with, sum_by,
+    sum_by_or_none, sum_or_zero_by, total,
 };
 use crate::telemetry::registry::{self, Metric};
 
@@ -13,7 +13,8 @@ pub fn board() -> Dashboard {
     Dashboard {
         name: "fleet",
         title: "agentloop / Fleet",
-        description: "What the Agents of the chosen namespaces do, spend and wait for.",
+        description: "What the Agents of the chosen namespaces do, spend and wait for. No data without a leader, and before the \
+                      first Agent.",
         variables: vec![
             DashboardVariable::namespace(&registry::NAMESPACE_AGENTS),
             DashboardVariable::in_namespace("agent", "Agent", &registry::AGENT_INFO),
@@ -21,15 +22,10 @@ pub fn board() -> Dashboard {
         annotations: vec![Annotation {
             name: "Limit reached",
             color: "orange",
-            query: format!(
-                "{} > 0",
-                sum_by(
-                    "namespace, guardrail",
-                    &format!(
-                        "increase({}[$__interval])",
-                        select_with(&registry::NAMESPACE_TRIPS, "action=~\"pause|kill\"")
-                    )
-                )
+            query: counted(
+                "namespace, guardrail",
+                &registry::NAMESPACE_TRIPS,
+                "action=~\"pause|kill\"",
             ),
             title: "{{namespace}}: {{guardrail}}",
         }],
@@ -102,9 +98,10 @@ fn now() -> Vec<DashboardPanel> {
             PanelUnit::Count,
             "Number of loops that are paused for each reason. A loop can have several.",
             vec![panel_query(
-                format!(
-                    "{} or label_replace(vector(0), \"reason\", \"none\", \"\", \"\")",
-                    sum_by("reason", &select(&registry::AGENT_LOOP_PAUSED_REASON))
+                sum_by_or_none(
+                    "reason",
+                    &select(&registry::AGENT_LOOP_PAUSED_REASON),
+                    &registry::AGENT_INFO,
                 ),
                 "{{reason}}",
             )],
@@ -115,10 +112,7 @@ fn now() -> Vec<DashboardPanel> {
             PanelUnit::Count,
             "Number of loops that have ended, by outcome. One that was scaled to zero starts again with its next task.",
             vec![panel_query(
-                format!(
-                    "{} or label_replace(vector(0), \"outcome\", \"none\", \"\", \"\")",
-                    sum_by("outcome", &select(&registry::AGENT_LOOP_OUTCOME))
-                ),
+                sum_by_or_none("outcome", &select(&registry::AGENT_LOOP_OUTCOME), &registry::AGENT_INFO),
                 "{{outcome}}",
             )],
         )
@@ -194,15 +188,15 @@ fn durations() -> Vec<DashboardPanel> {
     vec![
         quantiles(
             "Duration of model calls",
-            "Median, 95th and 99th percentile of answered calls, from the request to the end of the answer. Above the \
-             longest bound of a bucket, 82 s, it is shown as that.",
+            "Median, 95th and 99th percentile of answered calls, from the request to the end of the answer; at \
+             most 82 s, the longest bound of a bucket.",
             &registry::NAMESPACE_CALL_SECONDS,
         )
         .wide(12),
         DashboardPanel::lines(
             "Duration of model calls by model (p95)",
             PanelUnit::Seconds,
-            "95th percentile of answered calls of each model.",
+            "95th percentile of answered calls of each model; at most 82 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("model", "0.95", &registry::NAMESPACE_CALL_SECONDS),
                 "{{model}}",
@@ -211,20 +205,22 @@ fn durations() -> Vec<DashboardPanel> {
         .wide(12),
         quantiles(
             "Duration of turns",
-            "Median, 95th and 99th percentile of completed turns, with the pauses and waits for approvals in them.",
+            "Median, 95th and 99th percentile of completed turns, with the pauses and waits for approvals in them; at \
+             most 410 s, the longest bound of a bucket.",
             &registry::NAMESPACE_TURN_SECONDS,
         )
         .wide(12),
         quantiles(
             "Duration of tool runs",
-            "Median, 95th and 99th percentile of tool runs, whatever their outcome.",
+            "Median, 95th and 99th percentile of tool runs, whatever their outcome; at most 82 s, the longest bound of a \
+             bucket.",
             &registry::NAMESPACE_TOOL_SECONDS,
         )
         .wide(12),
         DashboardPanel::lines(
             "Wait for approvals (median)",
             PanelUnit::Seconds,
-            "Median of the time for which gates were open, by how they closed.",
+            "Median of the time for which gates were open, by how they closed; at most a week, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("decision", "0.5", &registry::NAMESPACE_APPROVAL_SECONDS),
                 "{{decision}}",
@@ -272,7 +268,7 @@ fn limits() -> Vec<DashboardPanel> {
 fn agents() -> Vec<DashboardPanel> {
     let by_agent = |query: &str| sum_by("namespace, agent", query);
     // Of metrics that are absent at 0.
-    let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_CREATED);
+    let by_each = |metric| sum_or_zero_by("namespace, agent", &select(metric), &registry::AGENT_INFO);
     vec![DashboardPanel::table(
         "Agents",
         "What each Agent has done in the time shown, with its requests that wait for a person.",

@@ -12,6 +12,8 @@ mod fleet;
 mod operator;
 mod panel;
 mod query;
+#[cfg(test)]
+mod query_tests;
 mod sensors;
 #[cfg(test)]
 mod tests;

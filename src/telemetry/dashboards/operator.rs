@@ -2,33 +2,27 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
-use super::query::{per_minute, quantile_by, rate, select, select_with, sum_by, total};
+use super::query::{TARGET, a_step_ago, per_minute, quantile_by, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 pub fn board() -> Dashboard {
     let leader = select(&registry::LEADER);
+    let led_before = a_step_ago("instance", &registry::LEADER, "");
+    let target =
+        |name, title, label, within| DashboardVariable::of_target(name, title, (&registry::BUILD_INFO, label), within);
     Dashboard {
         name: "operator",
         title: "agentloop / Operator",
         description: "The controller: reconciles, its queue, the Kubernetes API, the link to the pods, and its resources.",
         variables: vec![
-            DashboardVariable {
-                name: "job",
-                label: "Job",
-                metric: &registry::BUILD_INFO,
-                within: None,
-            },
-            DashboardVariable {
-                name: "instance",
-                label: "Instance",
-                metric: &registry::BUILD_INFO,
-                within: Some("job"),
-            },
+            target("controller_namespace", "Namespace", "namespace", &[]),
+            target("job", "Job", "job", &TARGET[..1]),
+            target("instance", "Instance", "instance", &TARGET[..2]),
         ],
         annotations: vec![Annotation {
             name: "New leader",
             color: "blue",
-            query: format!("({leader} == 1) unless ({leader} offset $__interval == 1)"),
+            query: format!("max by (instance) ({leader} == 1) unless {led_before} == 1"),
             title: "{{instance}} leads",
         }],
         rows: vec![
@@ -73,9 +67,9 @@ fn now() -> Vec<DashboardPanel> {
             vec![TableColumn {
                 title: "Started",
                 query: format!(
-                    "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
-                    select(&registry::PROCESS_START),
-                    select(&registry::BUILD_INFO)
+                    "max by (instance, version) ({} * on (job, instance) group_left () (max by (job, instance) ({}) * 1000))",
+                    select(&registry::BUILD_INFO),
+                    select(&registry::PROCESS_START)
                 ),
                 unit: PanelUnit::Timestamp,
             }],
@@ -117,7 +111,8 @@ fn reconciles() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Duration of reconciles",
             PanelUnit::Seconds,
-            "99th percentile of the duration of reconciles, and of the work on objects from the queue.",
+            "99th percentile of the duration of reconciles, and of the work on objects from the queue; at most 60 s, \
+             the longest bound of a bucket.",
             vec![
                 panel_query(
                     quantile_by("controller", "0.99", &registry::RECONCILE_SECONDS),
@@ -132,7 +127,7 @@ fn reconciles() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Time in the queue",
             PanelUnit::Seconds,
-            "99th percentile of the time that objects wait for their reconcile.",
+            "99th percentile of the time that objects wait for their reconcile; at most 60 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("controller", "0.99", &registry::QUEUE_WAIT),
                 "{{controller}}",
@@ -192,7 +187,7 @@ fn requests() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Duration of requests",
             PanelUnit::Seconds,
-            "99th percentile of the time until the head of the response, by verb.",
+            "99th percentile of the time until the head of the response, by verb; at most 30 s, the longest bound of a bucket.",
             vec![panel_query(
                 quantile_by("verb", "0.99", &registry::REQUEST_SECONDS),
                 "{{verb}}",

@@ -2,6 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::query::metrics_in;
+use crate::telemetry::registry::MetricSource;
+
 /// Colors of the states of loops, the same on all dashboards.
 pub const STATE_COLORS: [(&str, &str); 6] = [
     ("Starting", "yellow"),
@@ -11,6 +14,10 @@ pub const STATE_COLORS: [(&str, &str); 6] = [
     ("Stopping", "purple"),
     ("Stopped", "text"),
 ];
+
+/// Shortest step of queries over time. Grafana takes it for the scrape interval, in place of that of the data source: rates are over
+/// four of these at least, which two scrapes at intervals of a minute are in.
+const SHORTEST_STEP: &str = "30s";
 
 /// Unit of the values of a panel, as an id of Grafana.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +126,7 @@ impl DashboardPanel {
         }
     }
 
-    /// One number: the last value of one query.
+    /// One number: the value of one query at the end of the time shown.
     pub fn stat(title: &'static str, unit: PanelUnit, description: &'static str, query: String) -> Self {
         let form = PanelKind::Stat { warn_from: None };
         Self::new(form, title, unit, description, vec![panel_query(query, title)])
@@ -195,7 +202,7 @@ impl DashboardPanel {
             "type": self.kind(),
             "id": id,
             "title": self.title,
-            "description": self.description,
+            "description": format!("{}{}", self.description, self.required_level()),
             "datasource": datasource(),
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": self.defaults(), "overrides": self.overrides()},
@@ -206,6 +213,28 @@ impl DashboardPanel {
             panel["transformations"] = transformations(columns);
         }
         panel
+    }
+
+    /// At which levels of `metrics.perObject` the panel has data, if not at each.
+    fn required_level(&self) -> &'static str {
+        let of_objects = |source| {
+            matches!(
+                source,
+                MetricSource::Agents | MetricSource::Budgets | MetricSource::Sensors
+            )
+        };
+        let needs_full = self.targets.iter().filter_map(|panel_query| {
+            let metrics = metrics_in(&panel_query.query).into_iter();
+            let metrics: Vec<_> = metrics.filter(|metric| of_objects(metric.source)).collect();
+            (!metrics.is_empty()).then(|| metrics.iter().any(|metric| !metric.is_minimal()))
+        });
+        let needs_full: Vec<bool> = needs_full.collect();
+        match (needs_full.contains(&true), needs_full.contains(&false)) {
+            (false, false) => "",
+            (true, false) => " Requires `metrics.perObject: Full`.",
+            (false, true) => " Requires `metrics.perObject: Full` or `Minimal`.",
+            (true, true) => " Requires `metrics.perObject: Full`; a part of it is shown with `Minimal`.",
+        }
     }
 
     const fn kind(&self) -> &'static str {
@@ -293,7 +322,7 @@ impl DashboardPanel {
         let reduce = json!({"calcs": ["lastNotNull"], "fields": "", "values": false});
         match self.form {
             PanelKind::Stat { .. } => json!({
-                "reduceOptions": reduce, "colorMode": "value", "graphMode": "area", "textMode": "auto",
+                "reduceOptions": reduce, "colorMode": "value", "graphMode": "none", "textMode": "auto",
                 "orientation": "auto", "justifyMode": "auto",
             }),
             PanelKind::TimeSeries { .. } => json!({
@@ -315,13 +344,19 @@ impl DashboardPanel {
 
     fn targets_json(&self) -> Value {
         let is_table = matches!(self.form, PanelKind::Table { .. });
+        // A range query would go on showing what has ended: a former leader, an object that was deleted.
+        let is_instant = is_table || matches!(self.form, PanelKind::Stat { .. } | PanelKind::BarGauge);
         let targets = self.targets.iter().zip('A'..).map(|(panel_query, id)| {
             let mut json = json!({
                 "datasource": datasource(), "expr": panel_query.query, "legendFormat": panel_query.legend, "refId": id.to_string(),
             });
-            if is_table {
+            if is_instant {
                 json["instant"] = json!(true);
                 json["range"] = json!(false);
+            } else {
+                json["interval"] = json!(SHORTEST_STEP);
+            }
+            if is_table {
                 json["format"] = json!("table");
             }
             json

@@ -1,16 +1,40 @@
 //! Queries of Prometheus as text, composed from metrics of the registry.
 
-use crate::telemetry::registry::{Metric, MetricKind, MetricSource};
+use crate::telemetry::registry::{self, Metric, MetricKind, MetricSource};
+
+/// How long a change of the leader may take, with the scrape before and the one after it. Not `$__rate_interval`: of an annotation, that
+/// is four of its steps.
+const LEADER_CHANGE: &str = "3m";
+
+/// Labels of a replica of the controller, and the variables with their values. The namespace is the controller's, so its
+/// variable is another one than that of the dashboards about objects, which the links between dashboards pass on.
+pub const TARGET: &[(&str, &str)] = &[
+    ("namespace", "controller_namespace"),
+    ("job", "job"),
+    ("instance", "instance"),
+];
 
 /// A query that selects the series of a metric for the variables of its dashboard, with additional matchers such as
 /// `state="Paused"`.
+///
+/// Around a change of the leader, Prometheus has the facts about objects of two replicas; this has each once.
 pub fn select_with(metric: &Metric, matchers: &str) -> String {
-    selector(metric, "", matchers)
+    let series = selector(metric, "", matchers);
+    if is_of_leader(metric) {
+        format!("max by ({}) ({series})", metric.labels.join(", "))
+    } else {
+        series
+    }
 }
 
 /// A query that selects the series of a metric for the variables of its dashboard.
 pub fn select(metric: &Metric) -> String {
     select_with(metric, "")
+}
+
+/// Whether only the leader exports the metric.
+const fn is_of_leader(metric: &Metric) -> bool {
+    !matches!(metric.source, MetricSource::Controller | MetricSource::Process)
 }
 
 /// Per-second rate of a counter.
@@ -35,7 +59,20 @@ pub fn sum_by(labels: &str, query: &str) -> String {
 
 /// Sum by labels; 0 for what has series of `present`, so that an object whose series is absent at 0 is shown as well.
 pub fn sum_or_zero_by(labels: &str, query: &str, present: &Metric) -> String {
-    format!("{} or 0 * {}", sum_by(labels, query), sum_by(labels, &select(present)))
+    format!(
+        "{} or 0 * count by ({labels}) ({})",
+        sum_by(labels, query),
+        selector(present, "", "")
+    )
+}
+
+/// Sum by a label, and 0 for its value "none" if there are series of `present`.
+pub fn sum_by_or_none(label: &str, query: &str, present: &Metric) -> String {
+    let none = format!("0 * count({})", selector(present, "", ""));
+    format!(
+        "{} or label_replace({none}, \"{label}\", \"none\", \"\", \"\")",
+        sum_by(label, query)
+    )
 }
 
 /// Rate of a counter per minute, as a sum by labels.
@@ -43,14 +80,63 @@ pub fn per_minute(labels: &str, metric: &Metric) -> String {
     format!("{} * 60", sum_by(labels, &rate(metric)))
 }
 
-/// Sum of all series; 0 if there are none, as for a metric that is absent at 0.
+/// Sum of all series. There is no data if there are none: without a leader, and with a level of `metrics.perObject` at which
+/// they are not exported.
 pub fn total(query: &str) -> String {
-    format!("sum({query}) or vector(0)")
+    format!("sum({query})")
 }
 
-/// Per-minute sum of rates; 0 if there are none, as for a metric that is absent at 0.
-pub fn total_per_minute(rate: &str) -> String {
-    format!("({}) * 60", total(rate))
+/// The value; 0 if it has none and there are series of `present`.
+///
+/// For a metric that is absent at 0. `present` is one that is there whenever an object is, at the same levels of
+/// `metrics.perObject`: otherwise 0 would be said of what is not known.
+pub fn or_zero(query: &str, present: &Metric) -> String {
+    format!("{query} or 0 * count({})", selector(present, "", ""))
+}
+
+/// Per-minute sum of rates of a metric that is absent at 0, as [`or_zero`].
+pub fn total_per_minute(rate: &str, present: &Metric) -> String {
+    format!("({}) * 60", or_zero(&total(rate), present))
+}
+
+/// What a gauge of the leader has now and had not a step ago, by labels: an event. Before that, it is looked for as long as
+/// a change of the leader may take. Nothing is new if `present`, which is there whenever an object is, was not: the controller was not scraped then.
+pub fn begins(labels: &str, (metric, matchers): (&Metric, &str), present: &Metric) -> String {
+    let before = a_step_ago(labels, metric, matchers);
+    format!(
+        "max by ({labels}) ({}) unless {before} and on () {}",
+        selector(metric, "", matchers),
+        known_a_step_ago(present)
+    )
+}
+
+/// By how much a total that is persisted in the status has grown within a step, by labels; its first value counts. Like
+/// [`begins`].
+pub fn grows(labels: &str, (metric, matchers): (&Metric, &str), present: &Metric) -> String {
+    let now = format!("max by ({labels}) ({})", selector(metric, "", matchers));
+    let before = a_step_ago(labels, metric, matchers);
+    format!(
+        "{now} - ({before} or 0 * {now}) > 0 and on () {}",
+        known_a_step_ago(present)
+    )
+}
+
+/// By how much a count of the process has grown within a step, by labels. A replica that has just become the leader has no
+/// value from before.
+pub fn counted(labels: &str, metric: &Metric, matchers: &str) -> String {
+    let series = selector(metric, "", matchers);
+    format!("sum by ({labels}) ({series} - {series} offset $__interval > 0)")
+}
+
+/// The largest value before the last step, by labels.
+pub fn a_step_ago(labels: &str, metric: &Metric, matchers: &str) -> String {
+    let series = selector(metric, "", matchers);
+    format!("max by ({labels}) (max_over_time({series}[{LEADER_CHANGE}] offset $__interval))")
+}
+
+fn known_a_step_ago(present: &Metric) -> String {
+    let series = selector(present, "", "");
+    format!("count(max_over_time({series}[{LEADER_CHANGE}] offset $__interval))")
 }
 
 /// Mean of a histogram or summary over the rate interval, by labels.
@@ -89,19 +175,38 @@ fn over(metric: &Metric, function: &str, window: &str, matchers: &str) -> String
 }
 
 fn selector(metric: &Metric, suffix: &str, matchers: &str) -> String {
-    let variables: &[&str] = match metric.source {
-        MetricSource::Agents => &["namespace", "agent"],
-        MetricSource::Namespaces => &["namespace"],
-        MetricSource::Budgets => &["namespace", "budget"],
-        MetricSource::Sensors => &["namespace", "sensor"],
-        MetricSource::Controller | MetricSource::Process => &["job", "instance"],
+    // A label, and the variable with its values.
+    let variables: &[(&str, &str)] = match metric.source {
+        MetricSource::Agents => &[("namespace", "namespace"), ("agent", "agent")],
+        MetricSource::Namespaces => &[("namespace", "namespace")],
+        MetricSource::Budgets => &[("namespace", "namespace"), ("budget", "budget")],
+        MetricSource::Sensors => &[("namespace", "namespace"), ("sensor", "sensor")],
+        MetricSource::Controller | MetricSource::Process => TARGET,
     };
     let mut all: Vec<String> = variables
         .iter()
-        .map(|variable| format!("{variable}=~\"${variable}\""))
+        .map(|(label, variable)| format!("{label}=~\"${variable}\""))
         .collect();
+    if metric.name == registry::LEADER.name {
+        // Other Leases, in the same process and elsewhere, have the same metric.
+        all.push("name=\"agentloop-controller\"".to_owned());
+    }
     if !matchers.is_empty() {
         all.push(matchers.to_owned());
     }
     format!("{}{suffix}{{{}}}", metric.name, all.join(","))
+}
+
+/// The metrics that a query selects, in its order.
+pub fn metrics_in(query: &str) -> Vec<&'static Metric> {
+    let selected = query.split('{').filter_map(|before| {
+        let start = before.rfind(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+        let name = before.get(start.map_or(0, |start| start + 1)..)?;
+        let is_of = |metric: &&Metric| {
+            let suffix = name.strip_prefix(metric.name);
+            suffix.is_some_and(|suffix| ["", "_bucket", "_sum", "_count"].contains(&suffix))
+        };
+        registry::ALL.iter().find(is_of)
+    });
+    selected.collect()
 }

@@ -2,7 +2,7 @@
 
 use super::dashboard::{Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelUnit, TableColumn, panel_query};
-use super::query::{increase, per_minute, rate, select, select_with, sum_by, total};
+use super::query::{increase, or_zero, per_minute, rate, select, select_with, sum_by, total};
 use crate::telemetry::registry;
 
 /// Labels of a Sensor.
@@ -12,7 +12,7 @@ pub fn board() -> Dashboard {
     Dashboard {
         name: "sensors",
         title: "agentloop / Sensors",
-        description: "Events of Sensors: received, filtered, delivered, and waiting.",
+        description: "Events of Sensors: received, filtered, delivered, and waiting. Most panels require `metrics.perObject: Full`.",
         variables: vec![
             DashboardVariable::namespace(&registry::SENSOR_INFO),
             DashboardVariable::in_namespace("sensor", "Sensor", &registry::SENSOR_INFO),
@@ -23,6 +23,8 @@ pub fn board() -> Dashboard {
 }
 
 fn now() -> Vec<DashboardPanel> {
+    let not_ready = select_with(&registry::SENSOR_CONDITION, "condition=\"Ready\",status!=\"true\"");
+    let waiting = total(&select(&registry::SENSOR_PENDING));
     vec![
         DashboardPanel::stat(
             "Sensors",
@@ -32,11 +34,8 @@ fn now() -> Vec<DashboardPanel> {
         ),
         DashboardPanel::warning(
             "Not ready",
-            "Sensors whose condition Ready is false.",
-            total(&select_with(
-                &registry::SENSOR_CONDITION,
-                "condition=\"Ready\",status=\"false\"",
-            )),
+            "Sensors whose condition Ready is not true, as for the alert AgentloopSensorNotReady.",
+            or_zero(&total(&not_ready), &registry::SENSOR_CONDITION),
             1.0,
         ),
         DashboardPanel::warning(
@@ -48,7 +47,7 @@ fn now() -> Vec<DashboardPanel> {
         DashboardPanel::warning(
             "Waiting for receivers",
             "Events in outboxes that some receiver has not acknowledged.",
-            total(&select(&registry::SENSOR_PENDING)),
+            or_zero(&waiting, &registry::SENSOR_SUSPENDED),
             1.0,
         ),
         DashboardPanel::table(
@@ -62,7 +61,7 @@ fn now() -> Vec<DashboardPanel> {
                 },
                 TableColumn {
                     title: "Last event",
-                    query: format!("max by ({SENSOR}) ({}) * 1000", select(&registry::SENSOR_LAST_EVENT)),
+                    query: format!("{} * 1000", select(&registry::SENSOR_LAST_EVENT)),
                     unit: PanelUnit::Timestamp,
                 },
             ],

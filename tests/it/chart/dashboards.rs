@@ -1,5 +1,6 @@
 //! The Grafana dashboards of the chart: as a ConfigMap for Grafana's sidecar, and as resources of the grafana-operator.
 
+use agentloop::link::durations::{APPROVAL_BOUNDS, CALL_BOUNDS, TURN_BOUNDS};
 use agentloop::support::json_schema::violation;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
@@ -106,6 +107,45 @@ fn folder_selector_and_namespace_are_values() {
             })
         );
         assert_eq!(resource["metadata"]["namespace"], "monitoring");
+    }
+}
+
+/// Seconds of a bound in milliseconds.
+fn seconds(bounds: &[u64]) -> u64 {
+    (bounds.last().unwrap() + 500) / 1000
+}
+
+#[test]
+fn panels_of_quantiles_name_the_bounds_that_pods_measure_with() {
+    assert_eq!(seconds(APPROVAL_BOUNDS), 7 * 24 * 3600);
+    let bounds = [
+        ("call_duration", format!("{} s", seconds(CALL_BOUNDS))),
+        ("tool_call_duration", format!("{} s", seconds(CALL_BOUNDS))),
+        ("turn_duration", format!("{} s", seconds(TURN_BOUNDS))),
+        ("approval_wait", "a week".to_owned()),
+    ];
+    let (_, text) = boards()
+        .into_iter()
+        .find(|(name, _)| name == "agentloop-fleet")
+        .unwrap();
+    let board: Value = serde_json::from_str(&text).unwrap();
+    let panels = board["panels"].as_array().unwrap();
+    for (metric, bound) in bounds {
+        let bucket = format!("agentloop_namespace_{metric}_seconds_bucket{{");
+        let mut shown = 0;
+        for panel in panels
+            .iter()
+            .filter(|panel| panel["targets"].to_string().contains(&bucket))
+        {
+            let text = format!("at most {bound}, the longest bound of a bucket");
+            assert!(
+                panel["description"].as_str().unwrap().contains(&text),
+                "{}",
+                panel["title"]
+            );
+            shown += 1;
+        }
+        assert!(shown > 0, "{metric}");
     }
 }
 

@@ -2,11 +2,11 @@
 // number of its series, and its error; picture.mjs waits for it.
 import { Component, useEffect } from 'react';
 import { createRoot } from 'react-dom/client';
-import { CoreApp, EventBusSrv, ThemeContext, createTheme, dateTime } from '@grafana/data';
+import { CoreApp, EventBusSrv, ThemeContext, createTheme, dateTime, rangeUtil } from '@grafana/data';
 import { GlobalStyles, Icon, PanelChrome, PanelContextProvider, Text } from '@grafana/ui';
 import { prepare } from './fields.mjs';
 import { DRAWINGS } from './panels.jsx';
-import { interpolate, intervals, labelValues, panelFrames, samples } from './prometheus.mjs';
+import { anyOf, interpolate, intervals, labelValues, panelFrames, samples } from './prometheus.mjs';
 
 const [CELL, GAP, COLUMNS, MARGIN] = [30, 8, 24, 16];
 
@@ -25,18 +25,23 @@ async function chooseAll(board) {
   const values = {};
   const errors = [];
   for (const { name, type, query, allValue } of variables(board)) {
-    if (type !== 'query' || !allValue) throw new Error(`variable ${name} is not a query with a value for All`);
+    if (type !== 'query') throw new Error(`variable ${name} is not a query`);
     const choices = await labelValues(query.query, values);
     if (choices.length === 0) errors.push({ title: `variable ${name}`, series: 0 });
-    values[name] = allValue;
+    values[name] = allValue ?? anyOf(choices);
   }
   return { values, errors };
 }
 
+// The step of annotations in seconds, which is for hours: shorter if only some minutes are shown.
+const shortestStep = (range, step) => Math.min(
+  rangeUtil.intervalToSeconds(step), Math.ceil((range.to.valueOf() - range.from.valueOf()) / 1000 / 60),
+);
+
 // The times at which the series of the dashboard's annotations begin.
 async function annotate(board, { range, scrapeSeconds, values }) {
-  const found = board.annotations.list.filter(({ enable, expr }) => enable && expr).map(async ({ expr, iconColor }) => {
-    const { step, variables: durations } = intervals(range, 1600, scrapeSeconds);
+  const found = board.annotations.list.filter(({ enable, expr }) => enable && expr).map(async ({ expr, iconColor, step: shortest }) => {
+    const { step, variables: durations } = intervals(range, 1600, scrapeSeconds, shortestStep(range, shortest));
     const series = await samples(interpolate(expr, { ...values, ...durations }), range, step);
     return series.flatMap(({ times }) => times
       .filter((time, index) => time - (times[index - 1] ?? 0) > step * 1000)

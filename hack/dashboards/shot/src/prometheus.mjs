@@ -9,10 +9,16 @@ export function interpolate(expr, values) {
   return text;
 }
 
-// Durations that Grafana computes from the time range, the width of the panel and the scrape interval.
-export function intervals(range, width, scrapeSeconds) {
+// Several values of a variable, as Grafana writes them into a query.
+export function anyOf(values) {
+  const escaped = values.map((value) => value.replace(/[\\$^*{}[\]'+?.()|]/g, '\\\\$&'));
+  return escaped.length === 1 ? escaped[0] : `(${escaped.join('|')})`;
+}
+
+// Durations that Grafana computes from the time range, the width of the panel, the scrape interval and the shortest step.
+export function intervals(range, width, scrapeSeconds, shortestStep = 0) {
   const { intervalMs } = rangeUtil.calculateInterval(range, Math.max(Math.round(width), 1), `${scrapeSeconds}s`);
-  const step = Math.max(intervalMs / 1000, scrapeSeconds);
+  const step = Math.max(intervalMs / 1000, scrapeSeconds, shortestStep);
   const seconds = Math.round((range.to.valueOf() - range.from.valueOf()) / 1000);
   return {
     step,
@@ -71,6 +77,7 @@ export async function samples(expr, range, step) {
   }));
 }
 
+// Leaves out the shortest step of the query, which is for installations of which Grafana does not know how often they are scraped.
 async function rangeFrames(target, expr, range, step) {
   const series = await samples(expr, range, step);
   return series.map(({ labels, times, values }) => createDataFrame({
@@ -84,6 +91,24 @@ async function rangeFrames(target, expr, range, step) {
         values: values.map((value) => (Number.isFinite(value) ? value : null)),
         labels,
         config: { displayNameFromDS: legend(target.legendFormat, labels) || seriesName(labels) },
+      },
+    ],
+  }));
+}
+
+// One frame of one value for each series: what a number or a bar shows.
+async function instantFrames(target, expr, range) {
+  const { result } = await ask('/api/v1/query', { query: expr, time: range.to.valueOf() / 1000 });
+  return result.map(({ metric, value: [time, value] }) => createDataFrame({
+    refId: target.refId,
+    fields: [
+      { name: 'Time', type: FieldType.time, values: [time * 1000], config: {} },
+      {
+        name: 'Value',
+        type: FieldType.number,
+        values: [Number.isFinite(number(value)) ? number(value) : null],
+        labels: metric,
+        config: { displayNameFromDS: legend(target.legendFormat, metric) || seriesName(metric) },
       },
     ],
   }));
@@ -117,8 +142,9 @@ export async function panelFrames(panel, { range, width, scrapeSeconds, values }
   const frames = panel.targets.map((target) => {
     const expr = interpolate(target.expr, { ...values, ...variables });
     if (target.format === 'table' && target.instant) return tableFrames(target, expr, range, panel.targets.length > 1);
-    if (!target.format && !target.instant) return rangeFrames(target, expr, range, step);
-    throw new Error(`query ${target.refId} is neither a range query nor a table of the last values`);
+    if (!target.format && target.instant) return instantFrames(target, expr, range);
+    if (!target.format) return rangeFrames(target, expr, range, step);
+    throw new Error(`query ${target.refId} has the format ${target.format}, but is no table of the last values`);
   });
   return (await Promise.all(frames)).flat();
 }
