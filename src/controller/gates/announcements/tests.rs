@@ -314,7 +314,7 @@ fn namespaces_take_turns_so_that_a_flood_of_one_does_not_delay_another() {
     harness.seconds = 4_000;
     harness.observe_all([]);
     for namespace in ["a", "b", "quiet"] {
-        for number in 0..3 {
+        for number in 0..4 {
             let key = (format!("uid-{namespace}"), format!("g{number:05}"));
             harness.table.finish(&key, false, 1.0, harness.start, wall(4_000));
         }
