@@ -4,7 +4,7 @@
 //! the uid that of the Agent that it was created for, never one from a message. Nothing else in the controller waits for the
 //! database.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +25,9 @@ use crate::telemetry::metrics::Metrics;
 pub const DELETE_EVERY: Duration = Duration::from_hours(1);
 /// Maximum number of executions, and of rows of the audit, in one deletion.
 const PORTION: u32 = 1_000;
+/// Batches that are stored at a time, as many as may wait for a connection. A namespace has at most as many as it leaves room for
+/// others.
+const MAX_BATCHES: usize = 64;
 /// Values of the label `result` of the metric of batches.
 const RESULTS: [&str; 5] = ["stored", "repeated", "restarted", "unavailable", "refused"];
 
@@ -48,11 +51,11 @@ pub struct HistoryReceiver {
     metrics: Arc<Metrics>,
     /// The last request failed: logged once, not per Agent.
     is_away: AtomicBool,
-    /// Uids of the Agents whose batches are being stored.
+    /// The namespaces of the Agents whose batches are being stored, by uid.
     under_way: UnderWay,
 }
 
-type UnderWay = Mutex<HashSet<String>>;
+type UnderWay = Mutex<HashMap<String, String>>;
 
 /// The right of an Agent to store a batch, until it is dropped.
 struct AgentTurn<'a> {
@@ -61,9 +64,14 @@ struct AgentTurn<'a> {
 }
 
 impl<'a> AgentTurn<'a> {
-    fn begin(under_way: &'a UnderWay, uid: &str) -> Option<Self> {
+    fn begin(under_way: &'a UnderWay, (uid, namespace): (&str, &str)) -> Option<Self> {
         let mut agents = under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        agents.insert(uid.to_owned()).then(|| Self {
+        let own = agents.values().filter(|other| *other == namespace).count();
+        if agents.contains_key(uid) || own >= MAX_BATCHES.saturating_sub(agents.len()) {
+            return None;
+        }
+        agents.insert(uid.to_owned(), namespace.to_owned());
+        Some(Self {
             under_way,
             uid: uid.to_owned(),
         })
@@ -110,8 +118,8 @@ impl HistoryReceiver {
                 message: format!("an execution has 0 to {MAX_EXECUTION_STEPS} steps"),
             });
         }
-        // One at a time: an Agent must not hold the connections that others wait for.
-        let Some(_turn) = AgentTurn::begin(&self.under_way, agent.uid) else {
+        // One at a time, and a share of all: neither an Agent nor a namespace may hold the connections that others wait for.
+        let Some(_turn) = AgentTurn::begin(&self.under_way, (agent.uid, agent.namespace)) else {
             return Err(refusal(RefusalCode::Away, &HistoryError::Busy));
         };
         let stored = self.store.store(agent, batch).await;
@@ -241,10 +249,26 @@ mod tests {
     #[test]
     fn an_agent_stores_one_batch_at_a_time_and_holds_up_no_other() {
         let under_way = UnderWay::default();
-        let first = AgentTurn::begin(&under_way, "a").unwrap();
-        assert!(AgentTurn::begin(&under_way, "a").is_none());
-        assert!(AgentTurn::begin(&under_way, "b").is_some());
+        let first = AgentTurn::begin(&under_way, ("a", "ns")).unwrap();
+        assert!(AgentTurn::begin(&under_way, ("a", "ns")).is_none());
+        assert!(AgentTurn::begin(&under_way, ("b", "ns")).is_some());
         drop(first);
-        assert!(AgentTurn::begin(&under_way, "a").is_some());
+        assert!(AgentTurn::begin(&under_way, ("a", "ns")).is_some());
+    }
+
+    #[test]
+    fn a_namespace_stores_as_many_batches_at_a_time_as_it_leaves_room() {
+        let under_way = UnderWay::default();
+        let begin = |namespace: &'static str, number: usize| {
+            let uid = format!("{namespace}-{number}");
+            AgentTurn::begin(&under_way, (&uid, namespace))
+        };
+        let mut turns: Vec<_> = (0..MAX_BATCHES).map_while(|number| begin("noisy", number)).collect();
+        assert_eq!(turns.len(), MAX_BATCHES / 2);
+        turns.extend((0..MAX_BATCHES).map_while(|number| begin("loud", number)));
+        assert_eq!(turns.len(), MAX_BATCHES / 2 + MAX_BATCHES / 4);
+        assert!(begin("quiet", 0).is_some());
+        turns.remove(0);
+        assert!(begin("quiet", 0).is_some());
     }
 }

@@ -14,19 +14,28 @@ use super::store::{HistoryAgent, RowCounts, StoredBatch};
 /// A statement that waits longer than the caller is cancelled by the server too.
 const BEGIN: &str = "BEGIN; SET LOCAL statement_timeout = '8s'";
 
+/// By how much the clock of a worker may be ahead, as an interval of Postgres.
+const CLOCK_SKEW: &str = "1 hour";
+
 const LOCK_POSITION: &str = "SELECT writer, sequence FROM agentloop_history_positions WHERE agent_id = $1 FOR UPDATE";
 const ADD_POSITION: &str = "INSERT INTO agentloop_history_positions (agent_id, writer, sequence, updated_at)
     VALUES ($1, '', 0, now()) ON CONFLICT (agent_id) DO NOTHING";
 const SET_POSITION: &str = "UPDATE agentloop_history_positions SET writer = $2, sequence = $3, updated_at = now()
     WHERE agent_id = $1";
 
-// The id of the trace is derived as the crate `otlp` does it, from an uid that the worker does not choose.
+// The id of the trace is derived as the crate `otlp` does it, from an uid that the worker does not choose. Rows are kept by the start
+// that the worker states, so a start that lies further in the future than clocks differ is stored as the latest possible one, and the
+// end with it. The same holds for lines of the audit.
 const EXECUTIONS: &str = r#"
 INSERT INTO agent_execution_history (agent_id, namespace, agent_name, trace_id, id, task_id, turn, member, started_at, completed_at,
     total_steps, final_status, escalation_reason, total_cost_micro_usd, total_tokens, state_snapshot)
 SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
         left(encode(sha256(convert_to('agentloop trace ' || $1 || ' ' || r.member || ' ' || r.turn, 'UTF8')), 'hex'), 32) END,
-    r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(id uuid, "taskId" text, turn bigint, member integer,
+    r.id, r."taskId", r.turn, r.member, least(r."startedAt", latest.start),
+    r."completedAt" - (r."startedAt" - least(r."startedAt", latest.start)), r."totalSteps", r."finalStatus", r."escalationReason",
+    r."totalCostMicroUsd", r."totalTokens", r."stateSnapshot"
+FROM (SELECT now() + $5::text::interval AS start) AS latest, jsonb_to_recordset($4::text::jsonb) AS r(id uuid, "taskId" text,
+    turn bigint, member integer,
     "startedAt" timestamptz, "completedAt" timestamptz, "totalSteps" bigint, "finalStatus" text, "escalationReason" text,
     "totalCostMicroUsd" bigint, "totalTokens" bigint, "stateSnapshot" jsonb)
 ON CONFLICT (agent_id, id) DO UPDATE SET namespace = excluded.namespace, agent_name = excluded.agent_name,
@@ -55,7 +64,9 @@ INSERT INTO agent_execution_audit (agent_id, namespace, agent_name, trace_id, se
     effect, decision, gate, cause, decided_by, idempotency_key, arguments_hash, outcome, note)
 SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
         left(encode(sha256(convert_to('agentloop trace ' || $1 || ' ' || r.member || ' ' || r.turn, 'UTF8')), 'hex'), 32) END,
-    r.* FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
+    r.seq, least(r.at, now() + $5::text::interval), r."executionId", r.turn, r.member, r.call, r.run, r.tool, r.effect, r.decision,
+    r.gate, r.cause, r."decidedBy", r."idempotencyKey", r."argumentsHash", r.outcome, r.note
+FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
     turn bigint, member integer, call text, run text, tool text, effect text, decision text, gate text, cause text, "decidedBy" text,
     "idempotencyKey" text, "argumentsHash" text, outcome text, note text)
 ON CONFLICT (agent_id, seq, at) DO NOTHING"#;
@@ -136,21 +147,25 @@ async fn lock_position(client: &Client, uid: &str) -> Result<(String, i64), Hist
     Ok(found.map_or_else(|| (String::new(), 0), |row| (row.get(0), row.get(1))))
 }
 
+/// Inserts rows. `dated`: rows with names of the Agent and a time by which they are kept.
 async fn insert(
     client: &Client,
     sql: &str,
-    names: Option<&HistoryAgent<'_>>,
+    dated: Option<&HistoryAgent<'_>>,
     (uid, rows): (&str, Option<String>),
 ) -> Result<u64, HistoryError> {
     let Some(rows) = rows else { return Ok(0) };
     let mut parameters: Vec<(&(dyn ToSql + Sync), Type)> = vec![(&uid, Type::TEXT)];
-    if let Some(agent) = names {
+    if let Some(agent) = dated {
         parameters.extend([
             (&agent.namespace as &(dyn ToSql + Sync), Type::TEXT),
             (&agent.name, Type::TEXT),
         ]);
     }
     parameters.push((&rows, Type::TEXT));
+    if dated.is_some() {
+        parameters.push((&CLOCK_SKEW, Type::TEXT));
+    }
     client.execute_typed(sql, &parameters).await.map_err(failed)
 }
 

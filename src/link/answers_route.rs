@@ -33,7 +33,7 @@ pub(super) async fn answer<L: LinkHandler>(
             body,
         };
         let answered = server.link.answer(token, address, &request).await?;
-        caller.mark_authenticated();
+        caller.mark_authenticated(&request.namespace);
         Ok::<_, ClientRefusal>(answered)
     };
     match answered.await {

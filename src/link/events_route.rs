@@ -48,7 +48,7 @@ pub(super) async fn events<L: LinkHandler>(
         };
         let (token, address) = caller.token().ok_or_else(no_token)?;
         let telling = server.link.read(token, address, &request).await?;
-        caller.mark_authenticated();
+        caller.mark_authenticated(&request.namespace);
         Ok::<_, ClientRefusal>(telling)
     };
     match telling.await {

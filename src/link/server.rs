@@ -391,9 +391,9 @@ impl LinkCaller {
         Some((self.token.as_deref()?, self.slot.address()))
     }
 
-    /// Called once the token is accepted: the connection no longer counts as one of a stranger.
-    pub(super) fn mark_authenticated(&self) {
-        self.slot.mark_authenticated();
+    /// Called once the token is accepted: the connection no longer counts as one of a stranger, but as one of this namespace.
+    pub(super) fn mark_authenticated(&self, namespace: &str) {
+        self.slot.mark_authenticated(namespace);
     }
 }
 
@@ -430,7 +430,7 @@ pub(super) async fn authenticate<L: LinkHandler>(
         });
     };
     let pod = server.link.authenticate(token, address).await?;
-    caller.mark_authenticated();
+    caller.mark_authenticated(&pod.namespace);
     if pod.kind != kind {
         return Err(PodRefusal {
             code: RefusalCode::Unknown,

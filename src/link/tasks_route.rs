@@ -23,7 +23,7 @@ pub(super) async fn request_task<L: LinkHandler>(
     let accepted = async {
         let (token, address) = caller.token().ok_or_else(no_token)?;
         let user = server.link.authorize_task(token, address, (&namespace, &name)).await?;
-        caller.mark_authenticated();
+        caller.mark_authenticated(&namespace);
         let body = read_body::<TaskRequestBody>(request, server.limits.read_timeout, MAX_REQUEST_BYTES).await;
         let body = body.map_err(|message| malformed(format!(r#"{message}; send {{"prompt": "..."}}"#)))?;
         if let Some(problem) = body.problem() {

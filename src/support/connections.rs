@@ -1,10 +1,12 @@
-//! How many connections a server accepts: in total, per address, and of unauthenticated peers (strangers).
+//! How many connections a server accepts: in total, per address, of unauthenticated peers (strangers), and of tenants.
 //!
 //! Strangers never keep each other out: beyond their bounds the oldest stranger loses its slot, of the address that has the
-//! most. A peer with one connection is therefore evicted only when every other address has no more than one.
+//! most. A peer with one connection is therefore evicted only when every other address has no more than one. Authenticated peers
+//! leave the strangers their room: beyond the rest, the tenant that has the most slots loses its oldest.
 //!
 //! Owns the counting only. The server closes connections that have no slot or lost it. Imports nothing of ours.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +17,13 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 pub struct ConnectionBounds {
     /// Maximum number of slots in use.
     pub all: usize,
-    /// Maximum number of of them by strangers: the rest is kept for authenticated peers. Beyond it a stranger is evicted.
+    /// Maximum number of slots in use by strangers: the rest is kept for authenticated peers. Beyond it a stranger is evicted, and beyond the rest an
+    /// authenticated peer.
     pub strangers: usize,
     /// Maximum number of slots in use by one address.
     pub per_address: usize,
-    /// Maximum number of slots of one address by strangers. Beyond it its oldest stranger is evicted.
+    /// Maximum number of slots of one address by strangers. Beyond it its oldest stranger is evicted, and beyond the rest an authenticated peer of
+    /// the address.
     pub strangers_per_address: usize,
 }
 
@@ -43,6 +47,13 @@ struct AddressSlots {
     strangers: BTreeMap<u64, CancellationToken>,
 }
 
+/// A slot of an authenticated peer.
+struct AuthenticatedSlot {
+    address: IpAddr,
+    tenant: String,
+    evicted: CancellationToken,
+}
+
 #[derive(Default)]
 struct SlotTable {
     all: usize,
@@ -51,6 +62,8 @@ struct SlotTable {
     next: u64,
     /// Addresses with at least one slot.
     addresses: HashMap<IpAddr, AddressSlots>,
+    /// Slots of authenticated peers by number, the oldest first.
+    authenticated: BTreeMap<u64, AuthenticatedSlot>,
 }
 
 impl SlotTable {
@@ -70,13 +83,39 @@ impl SlotTable {
         }
     }
 
+    /// Of the authenticated slots, of one address or of all, the oldest is lost by the tenant that has the most; of several, by the one
+    /// whose oldest is the oldest.
+    fn evict_authenticated(&mut self, address: Option<IpAddr>) {
+        let slots = self.authenticated.iter();
+        let slots = slots.filter(|(_, slot)| address.is_none_or(|address| slot.address == address));
+        let mut tenants: HashMap<&str, (usize, Reverse<u64>)> = HashMap::new();
+        for (number, slot) in slots {
+            tenants.entry(&slot.tenant).or_insert((0, Reverse(*number))).0 += 1;
+        }
+        let most = tenants.into_values().max();
+        if let Some(evicted) = most.and_then(|(_, Reverse(oldest))| self.authenticated.remove(&oldest)) {
+            evicted.evicted.cancel();
+        }
+    }
+
+    /// Ensures that authenticated peers leave room for strangers, who may be peers that are not authenticated yet.
+    fn keep_room(&mut self, address: IpAddr, bounds: &ConnectionBounds) {
+        let of_address = self.authenticated.values().filter(|slot| slot.address == address);
+        if of_address.count() > bounds.per_address.saturating_sub(bounds.strangers_per_address) {
+            self.evict_authenticated(Some(address));
+        }
+        if self.authenticated.len() > bounds.all.saturating_sub(bounds.strangers) {
+            self.evict_authenticated(None);
+        }
+    }
+
     /// The address with the most strangers; of several, the one whose oldest is the oldest.
     fn busiest(&self) -> Option<IpAddr> {
         let oldest = |slots: &AddressSlots| slots.strangers.keys().next().copied();
         let busiest = self
             .addresses
             .iter()
-            .max_by_key(|(_, slots)| (slots.strangers.len(), std::cmp::Reverse(oldest(slots))));
+            .max_by_key(|(_, slots)| (slots.strangers.len(), Reverse(oldest(slots))));
         busiest.map(|(address, _)| *address)
     }
 }
@@ -150,9 +189,20 @@ impl ConnectionSlot {
         self.address
     }
 
-    /// The peer is authenticated, and is not evicted from now on.
-    pub fn mark_authenticated(&self) {
-        self.slots.table().remove_stranger(self.address, self.number);
+    /// The peer is authenticated for this tenant. From now on it is evicted only for peers of other tenants that have fewer slots, or
+    /// for another of its own.
+    pub fn mark_authenticated(&self, tenant: &str) {
+        let mut table = self.slots.table();
+        let Some(evicted) = table.remove_stranger(self.address, self.number) else {
+            return;
+        };
+        let slot = AuthenticatedSlot {
+            address: self.address,
+            tenant: tenant.to_owned(),
+            evicted,
+        };
+        table.authenticated.insert(self.number, slot);
+        table.keep_room(self.address, &self.slots.bounds);
     }
 
     /// Ends when the slot is lost, and its connection must be closed.
@@ -165,6 +215,7 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut table = self.slots.table();
         table.remove_stranger(self.address, self.number);
+        table.authenticated.remove(&self.number);
         table.all -= 1;
         if let Some(slots) = table.addresses.get_mut(&self.address) {
             slots.all -= 1;
@@ -214,28 +265,69 @@ mod tests {
         let slots = ConnectionLimiter::new(ConnectionBounds {
             all: 6,
             strangers: 2,
-            per_address: 4,
+            per_address: 5,
             strangers_per_address: 1,
         });
-        let known: Vec<_> = (0..4)
-            .map(|_| {
-                let slot = slots.take(address(1)).unwrap();
-                slot.mark_authenticated();
-                slot
-            })
-            .collect();
-        assert!(slots.take(address(1)).is_none(), "per address");
+        let known: Vec<_> = (0..4).map(|_| known(&slots, address(1), "a")).collect();
+        assert!(!known.iter().any(is_evicted));
         let strangers = [2, 3].map(|last| slots.take(address(last)).unwrap());
         assert!(slots.take(address(4)).is_none(), "in all");
         drop(known);
         let newest = slots.take(address(4)).unwrap();
         let evicted = [&strangers[0], &strangers[1], &newest].map(is_evicted);
         assert_eq!(evicted, [true, false, false], "of equals the oldest");
-        strangers[1].mark_authenticated();
-        strangers[1].mark_authenticated();
+        strangers[1].mark_authenticated("a");
+        strangers[1].mark_authenticated("a");
         let after = slots.take(address(5)).unwrap();
         let evicted = [&strangers[1], &newest, &after].map(is_evicted);
         assert_eq!(evicted, [false; 3], "there is room again");
+    }
+
+    fn known(slots: &Arc<ConnectionLimiter>, address: IpAddr, tenant: &str) -> ConnectionSlot {
+        let slot = slots.take(address).unwrap();
+        slot.mark_authenticated(tenant);
+        slot
+    }
+
+    #[test]
+    fn the_tenant_with_the_most_connections_gives_way_to_others() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 20,
+            strangers: 10,
+            per_address: 12,
+            strangers_per_address: 10,
+        });
+        let quiet = [
+            known(&slots, address(200), "quiet"),
+            known(&slots, address(201), "quiet"),
+        ];
+        let mut flood: Vec<_> = (0..8).map(|last| known(&slots, address(last), "flood")).collect();
+        let evicted = |flood: &[ConnectionSlot]| flood.iter().filter(|slot| is_evicted(slot)).count();
+        assert_eq!(evicted(&flood), 0);
+        flood.push(known(&slots, address(8), "flood"));
+        assert!(is_evicted(&flood[0]) && evicted(&flood) == 1, "its own oldest");
+        let late = known(&slots, address(202), "late");
+        assert!(is_evicted(&flood[1]) && evicted(&flood) == 2);
+        assert!(!quiet.iter().chain([&late]).any(is_evicted));
+        assert_eq!(slots.table().authenticated.len(), 10);
+    }
+
+    #[test]
+    fn on_a_shared_address_the_tenant_with_the_most_connections_gives_way() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 100,
+            strangers: 50,
+            per_address: 6,
+            strangers_per_address: 2,
+        });
+        let quiet = known(&slots, address(1), "quiet");
+        let mut flood: Vec<_> = (0..3).map(|_| known(&slots, address(1), "flood")).collect();
+        assert!(!flood.iter().any(is_evicted));
+        let elsewhere = known(&slots, address(2), "flood");
+        flood.push(known(&slots, address(1), "flood"));
+        let evicted: Vec<_> = flood.iter().map(is_evicted).collect();
+        assert_eq!(evicted, [true, false, false, false]);
+        assert!(!is_evicted(&quiet) && !is_evicted(&elsewhere));
     }
 
     #[test]
@@ -253,13 +345,14 @@ mod tests {
         let evicted: Vec<_> = taken.iter().map(is_evicted).collect();
         assert_eq!(evicted, [false, true, false, false]);
         // It is authenticated a moment too late.
-        taken[1].mark_authenticated();
+        taken[1].mark_authenticated("a");
         drop(taken.remove(2));
         assert!(!is_evicted(&slots.take(address(1)).unwrap()));
         assert!(!is_evicted(&taken[2]), "a freed slot is taken first");
         drop(taken);
         let table = slots.table();
         assert_eq!((table.all, table.strangers, table.addresses.len()), (0, 0, 0));
+        assert!(table.authenticated.is_empty());
     }
 
     #[test]

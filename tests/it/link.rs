@@ -23,7 +23,7 @@ use agentloop::controller::delivery_relay::DeliveryRelay;
 use agentloop::controller::gates::answers::GateAnswerRecorder;
 use agentloop::controller::link_service::ControllerLink;
 use agentloop::controller::pod_sessions::{LivePod, PodSessions};
-use agentloop::controller::runtime::{EventSink, KubeEvent};
+use agentloop::controller::runtime::{EventQueue, EventSink};
 use agentloop::controller::tls::ca::CertificateAuthority;
 use agentloop::controller::tls::certificates::server_config;
 use agentloop::link::messages::{
@@ -37,13 +37,11 @@ use axum_server::tls_rustls::RustlsConfig;
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::TokenReview;
-use k8s_openapi::api::core::v1::ObjectReference;
 use pretty_assertions::assert_eq;
 use rstest::rstest;
 use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -103,7 +101,7 @@ struct LinkHarness {
     /// Certificate of the authority.
     ca: String,
     metrics: Arc<Metrics>,
-    events: mpsc::Receiver<(KubeEvent, ObjectReference)>,
+    events: EventQueue,
     reviews: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
@@ -334,7 +332,7 @@ async fn a_restored_volume_of_an_agent_causes_one_event_with_its_lost_leases() {
     // A former leader knew of this one.
     report(&harness, 1, EPOCH).await;
     report(&harness, 1, EPOCH).await;
-    assert!(harness.events.try_recv().is_err());
+    assert!(harness.events.try_recv().is_none());
     report(&harness, 3, EPOCH).await;
     report(&harness, 3, EPOCH).await;
     let (event, about) = harness.events.try_recv().unwrap();
@@ -346,7 +344,7 @@ async fn a_restored_volume_of_an_agent_causes_one_event_with_its_lost_leases() {
     );
     let about = (about.kind.as_deref(), about.namespace.as_deref(), about.name.as_deref());
     assert_eq!(about, (Some("Agent"), Some("a"), Some("x")));
-    assert!(harness.events.try_recv().is_err(), "the same count again is no news");
+    assert!(harness.events.try_recv().is_none(), "the same count again is no news");
     // The next pod reads the count from the volume.
     let next = LivePod {
         epoch: EPOCH + 1,
@@ -356,7 +354,7 @@ async fn a_restored_volume_of_an_agent_causes_one_event_with_its_lost_leases() {
         .loops
         .expect_pod((&x(), "uid-of-x"), next, LoopTotals::default(), Directives::default());
     report(&harness, 3, EPOCH + 1).await;
-    assert!(harness.events.try_recv().is_err());
+    assert!(harness.events.try_recv().is_none());
     report(&harness, 4, EPOCH + 1).await;
     let (event, _) = harness.events.try_recv().unwrap();
     assert!(

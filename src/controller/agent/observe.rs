@@ -119,7 +119,7 @@ async fn references(ctx: &ReconcileContext, subject: &ReconciledAgent<'_>) -> Re
     let environment = futures::future::try_join_all(environment);
     let texts = async {
         for (kind, text) in TextKind::of_spec(spec) {
-            if let Err(error) = ctx.shared.texts.check(kind, text).await {
+            if let Err(error) = ctx.shared.texts.check(&subject.key.namespace, kind, text).await {
                 return Ok(Some(error));
             }
         }
@@ -163,9 +163,12 @@ async fn model_references(
     let script = async {
         match model.and_then(|model| model.scripted.as_ref()) {
             Some(source) => Ok(Some(match text(ctx, subject, &source.config_map_key_ref).await? {
-                ReferenceLookup::Found(text) => {
-                    ReferenceLookup::Found(ctx.shared.texts.check(TextKind::Script, text).await)
-                }
+                ReferenceLookup::Found(text) => ReferenceLookup::Found(
+                    ctx.shared
+                        .texts
+                        .check(&subject.key.namespace, TextKind::Script, text)
+                        .await,
+                ),
                 ReferenceLookup::NoObject => ReferenceLookup::NoObject,
                 ReferenceLookup::NoKey => ReferenceLookup::NoKey,
             })),

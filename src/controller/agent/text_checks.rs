@@ -1,7 +1,8 @@
 //! Validates texts that are long to parse, scripts of scripted models, approval conditions and schemas: outside the reconciler, one at
 //! a time, and each text only once.
 //!
-//! The author of a text determines how long its check takes. It may delay other checks, but never the leader.
+//! The author of a text determines how long its check takes. It may delay checks of its namespace, and one of each other namespace,
+//! but never the leader.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +15,8 @@ use super::validate::{approval_conditions, approval_conditions_text, response_sc
 use crate::api::AgentSpec;
 use crate::support::hash::sha256;
 
-/// Limit of cached verdicts. When it is reached, all are dropped; texts still in use are then checked again once.
+/// Limit of cached verdicts. When it is reached, all of the namespace that has the most are dropped; its texts still in use are then
+/// checked again once.
 const MAX_VERDICTS: usize = 1024;
 
 /// The first error of a text, if any.
@@ -64,24 +66,35 @@ impl TextKind {
     }
 }
 
-/// The cached verdicts, by the SHA-256 of the text.
+/// The cached verdicts.
 pub(super) struct TextChecker {
-    verdicts: Mutex<HashMap<[u8; 32], TextVerdict>>,
+    verdicts: Mutex<HashMap<VerdictKey, TextVerdict>>,
     /// Permits one check at a time.
     turn: Arc<Semaphore>,
+    /// One lock for each namespace with checks: one check of a namespace at a time waits for the turn.
+    namespaces: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
+
+/// The namespace that has the text, and the SHA-256 of the text.
+type VerdictKey = (String, [u8; 32]);
 
 impl TextChecker {
     pub(super) fn new() -> Self {
         Self {
             verdicts: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
+            namespaces: Mutex::default(),
         }
     }
 
-    /// Parses the text, or returns the cached verdict.
-    pub(super) async fn check(&self, kind: TextKind, text: String) -> TextVerdict {
-        let key = kind.key(&text);
+    /// Parses the text of an object in this namespace, or returns the cached verdict.
+    pub(super) async fn check(&self, namespace: &str, kind: TextKind, text: String) -> TextVerdict {
+        let key = (namespace.to_owned(), kind.key(&text));
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        let lock = self.lock_of(namespace);
+        let _first = lock.lock().await;
         if let Some(known) = self.known(&key) {
             return known;
         }
@@ -101,19 +114,35 @@ impl TextChecker {
         };
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         if verdicts.len() >= MAX_VERDICTS {
-            verdicts.clear();
+            let most = namespace_with_most(&verdicts);
+            verdicts.retain(|(namespace, _), _| Some(namespace) != most.as_ref());
         }
         verdicts.insert(key, verdict.clone());
         verdict
     }
 
-    fn known(&self, key: &[u8; 32]) -> Option<TextVerdict> {
+    fn lock_of(&self, namespace: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        namespaces.retain(|_, lock| Arc::strong_count(lock) > 1);
+        namespaces.entry(namespace.to_owned()).or_default().clone()
+    }
+
+    fn known(&self, key: &VerdictKey) -> Option<TextVerdict> {
         self.verdicts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get(key)
             .cloned()
     }
+}
+
+fn namespace_with_most(verdicts: &HashMap<VerdictKey, TextVerdict>) -> Option<String> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for (namespace, _) in verdicts.keys() {
+        *counts.entry(namespace).or_default() += 1;
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(namespace, _)| namespace.to_owned())
 }
 
 #[cfg(test)]
@@ -127,15 +156,18 @@ mod tests {
         let scripts = TextChecker::new();
         let kept = || scripts.verdicts.lock().unwrap().len();
         let good = "turns: [{text: a}]";
-        assert_eq!(scripts.check(TextKind::Script, good.into()).await, Ok(()));
-        assert_eq!(scripts.check(TextKind::Script, good.into()).await, Ok(()));
+        assert_eq!(scripts.check("ns", TextKind::Script, good.into()).await, Ok(()));
+        assert_eq!(scripts.check("ns", TextKind::Script, good.into()).await, Ok(()));
         assert_eq!(kept(), 1);
-        let bad = scripts.check(TextKind::Script, "turns: []".into()).await.unwrap_err();
+        let bad = scripts
+            .check("ns", TextKind::Script, "turns: []".into())
+            .await
+            .unwrap_err();
         assert!(bad.contains("turns: has 0 entries"), "{bad}");
         for number in kept()..MAX_VERDICTS {
             assert_eq!(
                 scripts
-                    .check(TextKind::Script, format!("turns: [{{text: t{number}}}]"))
+                    .check("ns", TextKind::Script, format!("turns: [{{text: t{number}}}]"))
                     .await,
                 Ok(())
             );
@@ -143,7 +175,7 @@ mod tests {
         assert_eq!(kept(), MAX_VERDICTS);
         assert_eq!(
             scripts
-                .check(TextKind::Script, "turns: [{text: one more}]".into())
+                .check("ns", TextKind::Script, "turns: [{text: one more}]".into())
                 .await,
             Ok(())
         );
@@ -154,19 +186,52 @@ mod tests {
     async fn scripts_are_checked_one_at_a_time_and_known_ones_do_not_wait() {
         let scripts = TextChecker::new();
         let known = "turns: [{text: a}]".to_owned();
-        scripts.check(TextKind::Script, known.clone()).await.unwrap();
+        scripts.check("ns", TextKind::Script, known.clone()).await.unwrap();
         let turn = scripts.turn.clone().acquire_owned().await.unwrap();
-        scripts.check(TextKind::Script, known).await.unwrap();
-        let mut waiting = Box::pin(scripts.check(TextKind::Script, "turns: [{text: b}]".into()));
+        scripts.check("ns", TextKind::Script, known).await.unwrap();
+        let mut waiting = Box::pin(scripts.check("ns", TextKind::Script, "turns: [{text: b}]".into()));
         assert!(futures::poll!(&mut waiting).is_pending());
         drop(turn);
         assert_eq!(waiting.await, Ok(()));
     }
 
     #[tokio::test]
+    async fn many_texts_of_a_namespace_neither_delay_those_of_another_nor_displace_their_verdicts() {
+        let checks = Arc::new(TextChecker::new());
+        let script = |number: usize| format!("turns: [{{text: t{number}}}]");
+        checks.check("quiet", TextKind::Script, script(0)).await.unwrap();
+        for number in 0..MAX_VERDICTS {
+            checks.check("noisy", TextKind::Script, script(number)).await.unwrap();
+        }
+        let kept = |namespace: &str| {
+            let verdicts = checks.verdicts.lock().unwrap();
+            verdicts.keys().filter(|(of, _)| of == namespace).count()
+        };
+        assert_eq!((kept("quiet"), kept("noisy")), (1, 1));
+        // One check is being made, and one of a namespace waits for the next turn.
+        let turn = checks.turn.clone().acquire_owned().await.unwrap();
+        let mut noisy: Vec<_> = (0..10)
+            .map(|number| Box::pin(checks.check("noisy", TextKind::Script, script(5_000 + number))))
+            .collect();
+        for waiting in &mut noisy {
+            assert!(futures::poll!(waiting).is_pending());
+        }
+        let mut quiet = Box::pin(checks.check("quiet", TextKind::Script, script(9_000)));
+        assert!(futures::poll!(&mut quiet).is_pending());
+        drop(turn);
+        noisy.remove(0).await.unwrap();
+        quiet.await.unwrap();
+        assert_eq!(
+            (kept("quiet"), kept("noisy")),
+            (2, 2),
+            "before the others of the noisy one"
+        );
+    }
+
+    #[tokio::test]
     async fn approval_conditions_are_checked_together_and_the_first_error_names_its_field() {
         let checks = TextChecker::new();
-        let check = |conditions: Value| checks.check(TextKind::ApprovalConditions, conditions.to_string());
+        let check = |conditions: Value| checks.check("ns", TextKind::ApprovalConditions, conditions.to_string());
         let good = json!([["a", "arguments.amount > 100"], ["b", "arguments.to != 'me'"]]);
         assert_eq!(check(good).await, Ok(()));
         let bad = json!([["a", "arguments.amount > 100"], ["b", "payload.amount > 1"], ["c", ")"]]);

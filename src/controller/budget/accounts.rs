@@ -22,8 +22,6 @@ use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRe
 pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 /// How long an account must be missing before it counts as deleted, since watches may lag behind.
 const DELETION_DELAY: SignedDuration = SignedDuration::from_mins(1);
-/// Maximum number of missing accounts tracked at one time.
-const MAX_MISSING: usize = 10_000;
 /// The epoch of answers about a deleted account: no later answer contradicts it.
 const DELETED_EPOCH: i64 = i64::MAX;
 
@@ -117,6 +115,14 @@ pub struct PendingLeaseResponse {
     forgotten: BTreeMap<AccountId, Vec<i64>>,
 }
 
+/// An account that a gateway states, and that nothing else knows.
+#[derive(Clone, Copy, Debug)]
+struct MissingAccount {
+    since: Timestamp,
+    /// It was missing for long enough.
+    is_deleted: bool,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct AccountBook {
     documents: BTreeMap<DocumentId, LedgerDocument>,
@@ -125,8 +131,9 @@ pub struct AccountBook {
     gone: BTreeSet<AccountId>,
     /// Accounts with changes that gateways must learn about: limits, recall or revision.
     changed: BTreeSet<AccountId>,
-    /// Unknown [`AccountEntry`]s in gateways' statements, and since when they are unknown.
-    missing: BTreeMap<AccountId, Timestamp>,
+    /// Unknown [`AccountEntry`]s in the last statements of each Agent's gateway: no gateway decides about those of another one, or
+    /// has more than one request names.
+    missing: BTreeMap<NamespacedName, BTreeMap<AccountId, MissingAccount>>,
     /// Accounts in which each gateway's record has leases, or had some.
     holdings: BTreeMap<String, BTreeSet<AccountId>>,
 }
@@ -208,28 +215,41 @@ impl AccountBook {
 
     /// Tracks accounts that only gateways know. The leases of a budget that was deleted between terms would otherwise
     /// be reported forever: an account that is unknown for a minute counts as deleted.
-    pub fn track_missing(&mut self, request: &LeaseRequest, is_there: impl Fn(&str) -> bool, now: Timestamp) {
+    /// A request names all that a gateway has to state.
+    pub fn track_missing(
+        &mut self,
+        agent: &NamespacedName,
+        request: &LeaseRequest,
+        is_there: impl Fn(&str) -> bool,
+        now: Timestamp,
+    ) {
+        let before = self.missing.remove(agent).unwrap_or_default();
+        let mut missing = BTreeMap::new();
         for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
             let account = &part.account;
             if self.index.contains_key(account) || self.gone.contains(account) || is_there(account) {
-                self.missing.remove(account);
                 continue;
             }
-            match self.missing.get(account) {
-                Some(since) if now.duration_since(*since) >= DELETION_DELAY => {
-                    self.missing.remove(account);
-                    self.gone.insert(account.clone());
-                }
-                None if self.missing.len() < MAX_MISSING => {
-                    self.missing.insert(account.clone(), now);
-                }
-                Some(_) | None => {}
-            }
+            let since = before.get(account).map_or(now, |before| before.since);
+            let is_deleted = now.duration_since(since) >= DELETION_DELAY;
+            missing.insert(account.clone(), MissingAccount { since, is_deleted });
         }
+        if !missing.is_empty() {
+            self.missing.insert(agent.clone(), missing);
+        }
+    }
+
+    /// Whether an account that this Agent's gateway states belongs to a deleted budget.
+    fn is_gone(&self, agent: &NamespacedName, account: &str) -> bool {
+        let missing = self.missing.get(agent).and_then(|missing| missing.get(account));
+        self.gone.contains(account) || missing.is_some_and(|missing| missing.is_deleted)
     }
 
     /// Removes the accounts of a deleted object.
     pub fn remove(&mut self, document: &DocumentId) {
+        if document.kind == DocumentKind::Agent {
+            self.missing.remove(&document.object);
+        }
         let Some(removed) = self.documents.remove(document) else {
             return;
         };
@@ -268,7 +288,7 @@ impl AccountBook {
                 unknown.map(|statement| statement.lease).collect::<Vec<_>>()
             });
             let forgotten = known.or_else(|| {
-                let gone = self.gone.contains(&part.account);
+                let gone = self.is_gone(&holder.agent, &part.account);
                 gone.then(|| part.statements.iter().map(|statement| statement.lease).collect())
             });
             pending
@@ -381,7 +401,8 @@ impl AccountBook {
             let forgotten = pending.forgotten.get(&account).cloned().unwrap_or_default();
             let refused = pending.refused.get(&account).cloned();
             let Some((_, entry)) = self.entry(&account) else {
-                let epoch = if self.gone.contains(&account) { DELETED_EPOCH } else { 0 };
+                let is_gone = self.is_gone(&holder.agent, &account);
+                let epoch = if is_gone { DELETED_EPOCH } else { 0 };
                 return AccountResponse {
                     account,
                     epoch,
@@ -951,7 +972,7 @@ mod tests {
         let mut book = AccountBook::default();
         let (holder, request) = (holder("a"), saying("b", 1, 40, 0));
         let mut speak = |there: bool, seconds: i64| {
-            book.track_missing(&request, |_| there, at(seconds));
+            book.track_missing(&holder.agent, &request, |_| there, at(seconds));
             let pending = book.apply_request(&holder, |_| false, &request, at(seconds));
             book.response(&holder, &request, &pending).accounts[0].forgotten.len()
         };
@@ -965,6 +986,35 @@ mod tests {
                 .epoch
         };
         assert_eq!(told(&book), DELETED_EPOCH);
+    }
+
+    #[test]
+    fn what_a_gateway_states_of_missing_accounts_takes_no_room_of_others() {
+        let mut book = AccountBook::default();
+        let other = NamespacedName::new("other", "flood");
+        book.track_missing(&holder("a").agent, &saying("b", 1, 40, 0), |_| false, at(0));
+        for number in 0..20_000 {
+            book.track_missing(
+                &other,
+                &saying(&format!("made-up-{number}"), 1, 40, 0),
+                |_| false,
+                at(1),
+            );
+        }
+        book.track_missing(&other, &saying("b", 1, 40, 0), |_| false, at(2));
+        assert_eq!(
+            (book.missing.len(), book.missing[&other].len(), book.gone.len()),
+            (2, 1, 0)
+        );
+        book.track_missing(&holder("a").agent, &saying("b", 1, 40, 0), |_| false, at(60));
+        book.track_missing(&other, &saying("b", 1, 40, 0), |_| false, at(61));
+        assert!(book.is_gone(&holder("a").agent, "b") && !book.is_gone(&other, "b"));
+        book.remove(&DocumentId {
+            kind: DocumentKind::Agent,
+            object: other.clone(),
+            uid: "uid".into(),
+        });
+        assert!(!book.missing.contains_key(&other));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub struct LedgerState {
     pub(super) status_documents: BTreeMap<DocumentId, StatusDocument>,
     pub(super) holders: HolderLiveness,
     pub(super) listed: ListedWatches,
+    /// The namespace of the document that was written last: namespaces take turns.
+    pub(super) last_written: String,
     /// Agents whose calls the controller blocks, for example because of a detected loop.
     blocks: BTreeMap<NamespacedName, CallFailure>,
 }
@@ -444,7 +446,7 @@ impl BudgetLedger {
             }
             let applies = self.drawn_on(state, &agent);
             let is_there = |account: &str| state.assignments.knows(account);
-            state.book.track_missing(request, is_there, self.now());
+            state.book.track_missing(&agent, request, is_there, self.now());
             let current = CurrentRecord {
                 record: holder.record.clone(),
                 pod_uid: holder.pod_uid.clone(),

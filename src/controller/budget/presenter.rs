@@ -126,14 +126,13 @@ impl BudgetPresentation for BudgetPresenter {
 mod tests {
     use jiff::Timestamp;
     use serde_json::json;
-    use tokio::sync::mpsc::Receiver;
 
     use super::*;
     use crate::api::NamespacedName;
     use crate::api::amount::LimitAmounts;
     use crate::controller::budget::accounts::{AccountBook, DocumentId, DocumentKind, DocumentPart};
     use crate::controller::budget::maintenance_tests::asking_for;
-    use crate::controller::runtime::KubeEvent;
+    use crate::controller::runtime::EventQueue;
     use crate::ledger::account::{LeaseHolder, LedgerTerms};
     use crate::ledger::window::WindowRule;
 
@@ -141,7 +140,7 @@ mod tests {
 
     struct PresenterHarness {
         presenter: BudgetPresenter,
-        events: Receiver<(KubeEvent, k8s_openapi::api::core::v1::ObjectReference)>,
+        events: EventQueue,
         budget: AgentBudget,
         book: AccountBook,
         shown: Map<String, Value>,
@@ -314,7 +313,7 @@ mod tests {
         let before = harness.write();
         harness.presenter.written(&harness.budget, &before, &harness.shown);
         let mut told = Vec::new();
-        while let Ok((notice, about)) = harness.events.try_recv() {
+        while let Some((notice, about)) = harness.events.try_recv() {
             assert_eq!(
                 (about.kind.as_deref(), about.name.as_deref()),
                 (Some("AgentBudget"), Some("team"))
@@ -325,6 +324,6 @@ mod tests {
         harness
             .presenter
             .written(&harness.budget, &harness.shown, &harness.shown);
-        assert!(harness.events.try_recv().is_err());
+        assert!(harness.events.try_recv().is_none());
     }
 }

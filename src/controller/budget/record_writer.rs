@@ -19,6 +19,7 @@ use super::ledger::{BudgetLedger, LedgerState};
 use super::view::BudgetView;
 use crate::api::budget::{AgentBudgetStatus, LedgerRecord};
 use crate::api::status::AgentStatus;
+use crate::controller::runtime::fair_line::FairLine;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent [`RecordWrite`]s.
@@ -135,6 +136,23 @@ enum WriteOutcome {
     Conflict(RecordConflictError),
 }
 
+/// At most this many documents: one of each namespace in turn, beginning after the one whose turn was last, so that a namespace whose
+/// documents are always due delays no other.
+fn take_turns(mut due: Vec<DocumentId>, last: &mut String, most: usize) -> Vec<DocumentId> {
+    due.sort_by(|one, other| one.object.namespace.cmp(&other.object.namespace));
+    let (later, earlier): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| id.object.namespace > *last);
+    let mut line = FairLine::new();
+    for id in later.into_iter().chain(earlier) {
+        let namespace = id.object.namespace.clone();
+        line.push(&namespace, id);
+    }
+    let taken: Vec<_> = std::iter::from_fn(|| line.pop()).take(most).collect();
+    if let Some(id) = taken.last() {
+        last.clone_from(&id.object.namespace);
+    }
+    taken
+}
+
 impl BudgetLedger {
     /// Writes due [`LedgerRecord`]s until a record of another leader is found.
     pub(super) async fn write(self: Arc<Self>) -> RecordConflictError {
@@ -202,7 +220,7 @@ impl BudgetLedger {
             .map(|(id, _)| id.clone())
             .collect();
         due.extend(show);
-        due.truncate(max);
+        let due = take_turns(due, &mut state.last_written, max);
         due.into_iter().filter_map(|id| self.compose(state, id, now)).collect()
     }
 
@@ -485,4 +503,43 @@ fn patch(
     }
     tests.append(&mut changes);
     Value::Array(tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use pretty_assertions::assert_eq;
+
+    use super::*;
+    use crate::api::NamespacedName;
+
+    fn document(kind: DocumentKind, namespace: &str, name: &str) -> DocumentId {
+        DocumentId {
+            kind,
+            object: NamespacedName::new(namespace, name),
+            uid: name.to_owned(),
+        }
+    }
+
+    #[test]
+    fn namespaces_take_turns_however_many_documents_of_one_are_always_due() {
+        let agent = |namespace: &str, name: &str| document(DocumentKind::Agent, namespace, name);
+        let due = vec![
+            document(DocumentKind::Budget, "c", "team"),
+            agent("a", "0"),
+            agent("a", "1"),
+            agent("b", "0"),
+        ];
+        let mut last = String::new();
+        let turn = |last: &mut String, most| -> Vec<String> {
+            let taken = take_turns(due.clone(), last, most);
+            taken.iter().map(|id| id.object.to_string()).collect()
+        };
+        // One place at a time, and all documents are due again each time.
+        let turns: Vec<_> = (0..4).flat_map(|_| turn(&mut last, 1)).collect();
+        assert_eq!(turns, ["a/0", "b/0", "c/team", "a/0"]);
+        assert_eq!(turn(&mut last, 3), ["b/0", "c/team", "a/0"]);
+        assert_eq!(turn(&mut last, 4), ["b/0", "c/team", "a/0", "a/1"]);
+        assert_eq!(turn(&mut last, 0), [""; 0]);
+        assert_eq!(last, "a");
+    }
 }

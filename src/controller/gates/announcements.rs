@@ -2,8 +2,10 @@
 //!
 //! Built from the open gates as the statuses list them, so that nothing is missed and nothing has to be stored: a new
 //! leader announces the open gates again, with the same ids. An announcement that fails is repeated with growing waits, for
-//! as long as it is still useful. Facts of a gate are names, hashes and times; never arguments or other texts.
+//! as long as it is still useful. Namespaces share the room and take turns, so that many gates of one delay none of another.
+//! Facts of a gate are names, hashes and times; never arguments or other texts.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,7 +18,8 @@ use crate::api::Agent;
 use crate::api::status::{Gate, GateKind};
 use crate::support::backoff::Backoff;
 
-/// Most gates that are known at the same time; further ones are announced as these close.
+/// Most gates that are known at the same time, shared by the namespaces: beyond it, those of the namespaces that have the most
+/// give way, and are announced as others of their namespace close. Each namespace has room for one.
 const MAX_KNOWN: usize = 10_000;
 /// How long it is tried to announce that a gate has closed.
 const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(1);
@@ -106,6 +109,17 @@ enum AnnouncementStage {
     Closing(Timestamp),
 }
 
+/// The order in which gates of a namespace with more than its share are forgotten: first what can be announced later as well.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum ForgetOrder {
+    /// Its opening waits.
+    Opening,
+    Announced,
+    InProgress,
+    /// No status lists it any more.
+    Closing,
+}
+
 struct KnownGate {
     facts: GateFacts,
     is_open: bool,
@@ -120,6 +134,9 @@ struct KnownGate {
 pub(in crate::controller) struct GateAnnouncements {
     known: BTreeMap<GateKey, KnownGate>,
     backoff: Backoff,
+    /// The turn in which each namespace was served last; one without an entry is next.
+    served: BTreeMap<String, u64>,
+    turn: u64,
 }
 
 impl GateAnnouncements {
@@ -128,24 +145,34 @@ impl GateAnnouncements {
         Self {
             known: BTreeMap::new(),
             backoff: Backoff::new(first, longest),
+            served: BTreeMap::new(),
+            turn: 0,
         }
     }
 
     /// Takes note of all gates that are open now.
-    pub(in crate::controller) fn observe(&mut self, open: BTreeMap<GateKey, GateFacts>, now: Instant, wall: Timestamp) {
+    pub(in crate::controller) fn observe(
+        &mut self,
+        mut open: BTreeMap<GateKey, GateFacts>,
+        now: Instant,
+        wall: Timestamp,
+    ) {
         for (key, gate) in &mut self.known {
             gate.is_open = open.contains_key(key);
             gate.settle(now, wall);
         }
         self.known.retain(|_, gate| !gate.is_over(wall));
+        // One that is over can no longer be answered.
+        open.retain(|key, facts| !facts.is_over(wall) && !self.known.contains_key(key));
+        let share = share(self.demand(&open).into_values());
+        self.keep_share(share);
+        let mut counts = self.demand(&BTreeMap::new());
         for (key, facts) in open {
-            // It can no longer be answered.
-            if facts.is_over(wall) || self.known.contains_key(&key) {
+            let count = counts.entry(facts.namespace.clone()).or_default();
+            if *count >= share {
                 continue;
             }
-            if self.known.len() >= MAX_KNOWN {
-                break;
-            }
+            *count += 1;
             let gate = KnownGate {
                 facts,
                 is_open: true,
@@ -156,9 +183,38 @@ impl GateAnnouncements {
             };
             self.known.insert(key, gate);
         }
+        self.served.retain(|namespace, _| counts.contains_key(namespace));
     }
 
-    /// The announcements to send now, at most this many, the one that is due for the longest time first.
+    /// How many gates of each namespace there are to know.
+    fn demand(&self, wanted: &BTreeMap<GateKey, GateFacts>) -> BTreeMap<String, usize> {
+        let mut demand = BTreeMap::new();
+        for facts in self.known.values().map(|gate| &gate.facts).chain(wanted.values()) {
+            *demand.entry(facts.namespace.clone()).or_default() += 1;
+        }
+        demand
+    }
+
+    /// Forgets gates of namespaces that have more than this many.
+    fn keep_share(&mut self, share: usize) {
+        let mut namespaces: BTreeMap<&str, Vec<(ForgetOrder, Reverse<&GateKey>)>> = BTreeMap::new();
+        for (key, gate) in &self.known {
+            let gates = namespaces.entry(&gate.facts.namespace).or_default();
+            gates.push((gate.forget_order(), Reverse(key)));
+        }
+        let mut forgotten: Vec<GateKey> = Vec::new();
+        for mut gates in namespaces.into_values() {
+            let excess = gates.len().saturating_sub(share);
+            gates.sort();
+            forgotten.extend(gates.into_iter().take(excess).map(|(_, Reverse(key))| key.clone()));
+        }
+        for key in forgotten {
+            self.known.remove(&key);
+        }
+    }
+
+    /// The announcements to send now, at most this many. The namespace that was served longest ago is next, with the
+    /// announcement that is due for the longest time.
     pub(in crate::controller) fn take_due(
         &mut self,
         most: usize,
@@ -168,16 +224,26 @@ impl GateAnnouncements {
         if most == 0 {
             return Vec::new();
         }
-        let known = self.known.iter_mut();
-        let mut due: Vec<_> = known
-            .filter_map(|(key, gate)| {
-                let since = gate.due.filter(|due| *due <= now && !gate.is_over(wall))?;
-                Some((since, key, gate))
-            })
-            .collect();
-        due.sort_by_key(|(since, ..)| *since);
-        due.truncate(most);
-        due.into_iter().filter_map(|(_, key, gate)| gate.attempt(key)).collect()
+        let mut due: BTreeMap<&str, Vec<(Instant, &GateKey)>> = BTreeMap::new();
+        for (key, gate) in &self.known {
+            if let Some(since) = gate.due.filter(|due| *due <= now && !gate.is_over(wall)) {
+                due.entry(&gate.facts.namespace).or_default().push((since, key));
+            }
+        }
+        for gates in due.values_mut() {
+            gates.sort_by_key(|due| Reverse(*due));
+        }
+        let mut taken: Vec<GateKey> = Vec::new();
+        while taken.len() < most {
+            let next = due.iter_mut().filter(|(_, gates)| !gates.is_empty());
+            let next = next.min_by_key(|(namespace, gates)| (self.served.get(**namespace), gates.last().copied()));
+            let Some((namespace, gates)) = next else { break };
+            self.turn += 1;
+            self.served.insert((*namespace).to_owned(), self.turn);
+            taken.extend(gates.pop().map(|(_, key)| key.clone()));
+        }
+        let attempt = |key: GateKey| self.known.get_mut(&key)?.attempt(&key);
+        taken.into_iter().filter_map(attempt).collect()
     }
 
     /// An attempt has ended. `spread` is a random number from 0 to 1.
@@ -224,6 +290,15 @@ impl KnownGate {
         }
     }
 
+    fn forget_order(&self) -> ForgetOrder {
+        match self.stage {
+            AnnouncementStage::Announced => ForgetOrder::Announced,
+            AnnouncementStage::Opening if self.due.is_none() => ForgetOrder::InProgress,
+            AnnouncementStage::Opening => ForgetOrder::Opening,
+            AnnouncementStage::Closing(_) => ForgetOrder::Closing,
+        }
+    }
+
     /// Whether there is nothing more to announce. An attempt in progress is waited for.
     fn is_over(&self, wall: Timestamp) -> bool {
         match self.stage {
@@ -255,212 +330,24 @@ impl KnownGate {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use pretty_assertions::assert_eq;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    const WAITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(5));
-
-    /// A table with a clock that is moved by hand.
-    struct AnnouncementHarness {
-        table: GateAnnouncements,
-        start: Instant,
-        seconds: u64,
-    }
-
-    fn wall(seconds: u64) -> Timestamp {
-        let base: Timestamp = "2026-11-22T14:00:00Z".parse().unwrap();
-        base + Duration::from_secs(seconds)
-    }
-
-    /// An Agent with these gates, which expire an hour after the start.
-    fn agent(gates: &[&str]) -> Agent {
-        let gates: Vec<Value> = gates
-            .iter()
-            .map(|id| {
-                json!({
-                    "id": id, "kind": "UnknownOutcome", "tool": "bank__pay", "argumentsHash": "ab",
-                    "openedAt": wall(0), "expiresAt": wall(3600), "untrustedContentSource": "server/web",
-                })
-            })
-            .collect();
-        serde_json::from_value(json!({
-            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
-            "metadata": {"namespace": "a", "name": "x", "uid": "u-1"},
-            "spec": {"instructions": "canary", "model": {"api": "Scripted", "name": "small"}},
-            "status": {"gates": gates},
-        }))
-        .unwrap()
-    }
-
-    impl AnnouncementHarness {
-        fn new() -> Self {
-            Self {
-                table: GateAnnouncements::new(WAITS),
-                start: Instant::now(),
-                seconds: 0,
-            }
+/// How many gates each namespace may have, so that all together have at most [`MAX_KNOWN`] and none has to give way that has
+/// fewer than another one; at least one.
+fn share(demand: impl Iterator<Item = usize>) -> usize {
+    let mut demand: Vec<usize> = demand.collect();
+    demand.sort_unstable();
+    let mut left = MAX_KNOWN;
+    let mut namespaces = demand.len();
+    for gates in demand {
+        // The rest is divided among those that want more than an equal part of it.
+        let part = left / namespaces;
+        if gates > part {
+            return part.max(1);
         }
-
-        fn now(&self) -> Instant {
-            self.start + Duration::from_secs(self.seconds)
-        }
-
-        fn observe(&mut self, gates: &[&str]) {
-            let open = open_gates(&agent(gates)).collect();
-            self.table.observe(open, self.now(), wall(self.seconds));
-        }
-
-        fn due(&mut self, most: usize) -> Vec<DueAnnouncement> {
-            self.table.take_due(most, self.now(), wall(self.seconds))
-        }
-
-        fn ids(&mut self) -> Vec<String> {
-            self.due(100).into_iter().map(|due| due.id).collect()
-        }
-
-        fn finish(&mut self, gate: &str, sent: bool) {
-            let key = ("u-1".to_owned(), gate.to_owned());
-            self.table.finish(&key, sent, 1.0, self.now(), wall(self.seconds));
-        }
+        left -= gates;
+        namespaces -= 1;
     }
-
-    #[test]
-    fn each_opening_and_closing_is_announced_once_with_data_of_the_status_only() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1"]);
-        let due = harness.due(100).remove(0);
-        assert_eq!((due.change, due.id.as_str()), (GateChange::Opened, "u-1_g1_opened"));
-        let data = json!({
-            "namespace": "a", "agent": "x", "uid": "u-1", "gate": "g1", "kind": "UnknownOutcome", "tool": "bank__pay",
-            "argumentsHash": "ab", "openedAt": wall(0), "expiresAt": wall(3600), "untrustedContentSource": "server/web",
-        });
-        let body: Value = serde_json::from_str(&due.body).unwrap();
-        assert_eq!(
-            body,
-            json!({"type": "agentloop.gate.opened", "timestamp": wall(0), "data": data})
-        );
-        harness.observe(&["g1"]);
-        assert_eq!(harness.ids(), [""; 0], "an attempt is in progress");
-        harness.finish("g1", true);
-        harness.seconds = 600;
-        harness.observe(&["g1"]);
-        assert_eq!(harness.ids(), [""; 0]);
-        harness.seconds = 700;
-        harness.observe(&[]);
-        let due = harness.due(100).remove(0);
-        assert_eq!((due.change, due.id.as_str()), (GateChange::Closed, "u-1_g1_closed"));
-        let body: Value = serde_json::from_str(&due.body).unwrap();
-        assert_eq!(
-            body,
-            json!({"type": "agentloop.gate.closed", "timestamp": wall(700), "data": data})
-        );
-        harness.finish("g1", true);
-        harness.observe(&[]);
-        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
-    }
-
-    #[test]
-    fn attempts_that_fail_are_repeated_with_the_same_id_after_waits_that_grow_to_five_minutes() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1"]);
-        let mut waits = Vec::new();
-        for attempt in 0..11 {
-            let due = harness.due(100).remove(0);
-            assert_eq!((due.id.as_str(), due.attempts), ("u-1_g1_opened", attempt));
-            harness.finish("g1", false);
-            let failed = harness.seconds;
-            while harness.table.known.values().all(|gate| gate.due > Some(harness.now())) {
-                assert_eq!(harness.ids(), [""; 0]);
-                harness.seconds += 1;
-                harness.observe(&["g1"]);
-            }
-            waits.push(harness.seconds - failed);
-        }
-        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
-    }
-
-    #[test]
-    fn a_gate_that_closes_before_its_announcement_is_not_announced() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1", "g2"]);
-        assert_eq!(harness.ids(), ["u-1_g1_opened", "u-1_g2_opened"]);
-        harness.finish("g1", false);
-        harness.observe(&[]);
-        // The attempt for g2 is in progress while it closes, and succeeds: its closing is announced.
-        harness.finish("g2", true);
-        harness.seconds = 60;
-        assert_eq!(harness.ids(), ["u-1_g2_closed"]);
-        harness.finish("g2", true);
-        assert_eq!(harness.table.known.len(), 0);
-    }
-
-    #[test]
-    fn an_opening_is_announced_until_the_gate_expires() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1"]);
-        assert_eq!(harness.ids(), ["u-1_g1_opened"]);
-        harness.finish("g1", false);
-        harness.seconds = 3599;
-        harness.observe(&["g1"]);
-        assert_eq!(harness.ids(), ["u-1_g1_opened"]);
-        harness.finish("g1", false);
-        harness.seconds = 3601;
-        harness.observe(&["g1"]);
-        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
-    }
-
-    #[test]
-    fn a_closing_is_announced_for_an_hour() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1"]);
-        assert_eq!(harness.ids().len(), 1);
-        harness.finish("g1", true);
-        harness.observe(&[]);
-        assert_eq!(harness.ids(), ["u-1_g1_closed"]);
-        harness.finish("g1", false);
-        harness.seconds = 3599;
-        harness.observe(&[]);
-        assert_eq!(harness.ids(), ["u-1_g1_closed"]);
-        harness.finish("g1", false);
-        harness.seconds = 3602;
-        harness.observe(&[]);
-        assert_eq!((harness.ids(), harness.table.known.len()), (vec![], 0));
-    }
-
-    #[test]
-    fn a_limited_number_is_sent_at_once_and_the_others_in_the_order_in_which_they_are_due() {
-        let mut harness = AnnouncementHarness::new();
-        harness.observe(&["g1", "g2", "g3"]);
-        let first: Vec<_> = harness.due(2).into_iter().map(|due| due.key.1).collect();
-        assert_eq!(first, ["g1", "g2"]);
-        assert_eq!(harness.due(0), []);
-        harness.finish("g1", false);
-        harness.finish("g2", true);
-        harness.seconds = 5;
-        harness.observe(&["g1", "g2", "g3", "g4"]);
-        let next: Vec<_> = harness.due(100).into_iter().map(|due| due.key.1).collect();
-        assert_eq!(next, ["g3", "g1", "g4"]);
-    }
-
-    #[test]
-    fn gates_beyond_the_limit_wait_until_others_close() {
-        let mut harness = AnnouncementHarness::new();
-        let key = |number: usize| ("u-1".to_owned(), format!("g{number:05}"));
-        let fact = open_gates(&agent(&["g"])).next().unwrap().1;
-        let gates = |from: usize, to: usize| -> BTreeMap<GateKey, GateFacts> {
-            (from..to).map(|number| (key(number), fact.clone())).collect()
-        };
-        let (now, at) = (harness.now(), wall(0));
-        harness.table.observe(gates(0, MAX_KNOWN), now, at);
-        assert_eq!(harness.table.known.len(), MAX_KNOWN);
-        harness.table.observe(gates(0, MAX_KNOWN + 1), now, at);
-        assert!(!harness.table.known.contains_key(&key(MAX_KNOWN)));
-        harness.table.observe(gates(1, MAX_KNOWN + 1), now, at);
-        assert!(harness.table.known.contains_key(&key(MAX_KNOWN)));
-        assert_eq!(harness.table.known.len(), MAX_KNOWN);
-    }
+    MAX_KNOWN
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::rights::{AT_ONCE, KnownRights};
+use super::streams::tenant;
 use crate::support::hash::{BYTES, sha256};
 use crate::support::random::random_hex;
 
@@ -25,7 +26,7 @@ use crate::support::random::random_hex;
 pub const IDLE: Duration = Duration::from_mins(15);
 /// The longest duration of a session. To continue, a user must be identified again, as for a stream of events.
 pub const MAX_SESSION: Duration = Duration::from_hours(1);
-/// Maximum number of sessions; beyond them, the oldest ends of a user who has the most.
+/// Maximum number of sessions; beyond them, the oldest ends of a tenant who has the most.
 pub const MAX_SESSIONS: usize = 64;
 /// Maximum number of sessions of one user; beyond them, the user's oldest ends.
 pub const MAX_SESSIONS_OF_ONE: usize = 4;
@@ -112,11 +113,11 @@ impl PageSessionTable {
         }
         let own = sessions.values().filter(|session| session.name() == name);
         if own.count() >= MAX_SESSIONS_OF_ONE {
-            end_oldest_of(&mut sessions, &name);
+            end_oldest(&mut sessions, |session| session.name() == name);
         }
         while sessions.len() >= MAX_SESSIONS {
-            let user = user_with_most(&sessions);
-            end_oldest_of(&mut sessions, &user);
+            let most = tenant_with_most(&sessions);
+            end_oldest(&mut sessions, |session| tenant(session.name()) == most);
         }
         let session = PageSession {
             user,
@@ -152,20 +153,20 @@ impl PageSessionTable {
     }
 }
 
-/// Name of the user who has the most sessions; of several, the one with the oldest session.
-fn user_with_most(sessions: &Sessions) -> String {
+/// The tenant who has the most sessions; of several, the one with the oldest session.
+fn tenant_with_most(sessions: &Sessions) -> String {
     let mut counts: HashMap<&str, (usize, Reverse<Instant>)> = HashMap::new();
     for session in sessions.values() {
         let began = Reverse(session.began);
-        let (count, oldest) = counts.entry(session.name()).or_insert((0, began));
+        let (count, oldest) = counts.entry(tenant(session.name())).or_insert((0, began));
         (*count, *oldest) = (*count + 1, began.max(*oldest));
     }
     let user = counts.into_iter().max_by_key(|(_, count)| *count);
     user.map(|(name, _)| name.to_owned()).unwrap_or_default()
 }
 
-fn end_oldest_of(sessions: &mut Sessions, user: &str) {
-    let own = sessions.iter().filter(|(_, session)| session.name() == user);
+fn end_oldest(sessions: &mut Sessions, is_of: impl Fn(&PageSession) -> bool) {
+    let own = sessions.iter().filter(|(_, session)| is_of(session));
     let oldest = own.min_by_key(|(_, session)| session.began).map(|(key, _)| *key);
     if let Some(session) = oldest.and_then(|key| sessions.remove(&key)) {
         session.ended.cancel();
@@ -287,6 +288,18 @@ mod tests {
         let open: Vec<_> = own.iter().map(|id| table.get(id).is_some()).collect();
         assert_eq!(open, [false, false, true, true, true], "who has the most gives way");
         assert_eq!(table.lock().len(), MAX_SESSIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_service_accounts_of_a_namespace_end_the_session_of_no_other_user() {
+        let table = PageSessionTable::default();
+        let ann = begin(&table, "ann").unwrap();
+        for number in 0..2 * MAX_SESSIONS {
+            advance(MOMENT).await;
+            begin(&table, &format!("system:serviceaccount:team-a:robot-{number}")).unwrap();
+        }
+        assert_eq!(table.lock().len(), MAX_SESSIONS);
+        assert!(table.get(&ann).is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,5 @@
 //! The open streams of the page: how many there may be, in all and per user, and which one ends to make room for the first
-//! stream of another user.
+//! stream of another tenant.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -35,6 +35,16 @@ pub(super) enum StreamRefusal {
     InTotal,
 }
 
+/// Who shares a part of what all users of the page share: the service accounts of a namespace, of which it can have any number,
+/// and every other user alone.
+pub(super) fn tenant(user: &str) -> &str {
+    const ACCOUNTS: &str = "system:serviceaccount:";
+    let namespace = user.strip_prefix(ACCOUNTS).and_then(|account| account.split_once(':'));
+    namespace.map_or(user, |(namespace, _)| {
+        user.get(..ACCOUNTS.len() + namespace.len()).unwrap_or(user)
+    })
+}
+
 /// All open streams.
 #[derive(Default)]
 pub(super) struct StreamTable(Mutex<OpenStreams>);
@@ -43,13 +53,13 @@ pub(super) struct StreamTable(Mutex<OpenStreams>);
 pub(super) struct StreamPlace {
     table: Arc<StreamTable>,
     number: u64,
-    /// Another user has the place now.
+    /// Another tenant has the place now.
     pub(super) displaced: CancellationToken,
 }
 
 impl StreamTable {
-    /// A place for a stream of this user. If all are taken, the user who has the most loses the oldest one, provided that this user
-    /// has fewer also with the new one: so no user can hold all places, and two users never take them from each other in turn.
+    /// A place for a stream of this user. If all are taken, the tenant who has the most loses the oldest one, provided that the tenant of
+    /// this user has fewer also with the new one: so no tenant can hold all places, and two never take them from each other in turn.
     pub(super) fn open(self: &Arc<Self>, user: &str) -> Result<StreamPlace, StreamRefusal> {
         let mut open = self.lock();
         let own = open.streams.values().filter(|stream| stream.user == user).count();
@@ -57,10 +67,10 @@ impl StreamTable {
             return Err(StreamRefusal::OfUser);
         }
         if open.streams.len() >= MAX_READERS {
-            let busiest = open.oldest_of_who_has_most();
-            let (_, oldest) = busiest
-                .filter(|(count, _)| *count > own + 1)
-                .ok_or(StreamRefusal::InTotal)?;
+            let same = |stream: &&OpenStream| tenant(&stream.user) == tenant(user);
+            let own = open.streams.values().filter(same).count();
+            let most = open.oldest_of_who_has_most();
+            let (_, oldest) = most.filter(|(most, _)| *most > own + 1).ok_or(StreamRefusal::InTotal)?;
             if let Some(stream) = open.streams.remove(&oldest) {
                 stream.displaced.cancel();
             }
@@ -89,7 +99,7 @@ impl OpenStreams {
     fn oldest_of_who_has_most(&self) -> Option<(usize, u64)> {
         let mut users: HashMap<&str, (usize, Reverse<u64>)> = HashMap::new();
         for (number, stream) in &self.streams {
-            users.entry(&stream.user).or_insert((0, Reverse(*number))).0 += 1;
+            users.entry(tenant(&stream.user)).or_insert((0, Reverse(*number))).0 += 1;
         }
         let (count, Reverse(oldest)) = users.into_values().max()?;
         Some((count, oldest))
@@ -171,6 +181,39 @@ mod tests {
         let of_newer = table.open("newer").unwrap();
         assert_eq!(displaced(&held[1]), [true, false]);
         assert!([of_new, of_newer].iter().all(|place| !place.displaced.is_cancelled()));
+    }
+
+    #[test]
+    fn service_accounts_of_a_namespace_share_its_part() {
+        let table = Arc::<StreamTable>::default();
+        let account = |number| format!("system:serviceaccount:team-a:robot-{number}");
+        let mut held: Vec<_> = (0..MAX_READERS - 1)
+            .map(|number| table.open(&account(number)).unwrap())
+            .collect();
+        held.push(table.open("ann").unwrap());
+        assert_eq!(refusal(&table, &account(MAX_READERS)), StreamRefusal::InTotal);
+        assert_eq!(
+            refusal(&table, "system:serviceaccount:team-a:one-more"),
+            StreamRefusal::InTotal
+        );
+        let _other = table.open("system:serviceaccount:team-b:robot-1").unwrap();
+        assert!(held[0].displaced.is_cancelled() && !held[MAX_READERS - 1].displaced.is_cancelled());
+        let names = [
+            "ann",
+            "system:serviceaccount:a",
+            "system:serviceaccount:a:b",
+            "system:serviceaccount:a:c",
+        ];
+        let tenants = names.map(tenant);
+        assert_eq!(
+            tenants,
+            [
+                "ann",
+                "system:serviceaccount:a",
+                "system:serviceaccount:a",
+                "system:serviceaccount:a"
+            ]
+        );
     }
 
     #[test]

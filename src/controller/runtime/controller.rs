@@ -1,7 +1,6 @@
 //! Runs a [`Reconciler`]: workers take objects from the queue, and every reconcile has a time limit, metrics and, if it
 //! fails, a retry with backoff.
 
-use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use tracing::Instrument as _;
 use super::backoff;
 use super::error::{ReconcileError, ReconcileErrorKind};
 use super::guarded::{GuardedObject, InvalidObject};
-use super::queue::{Priority, WorkQueue};
+use super::queue::{Priority, QueueKey, WorkQueue};
 use super::watch::join;
 use crate::telemetry::reconcile_traces::{ReconcileEnd, ReconcileTrace, ReconcileTracer};
 
@@ -79,7 +78,7 @@ impl ReconcileResult {
 pub(in crate::controller) trait Reconciler: Send + Sync + 'static {
     type Object: Resource<DynamicType = ()> + Send + Sync;
     /// The name of an object in the queue.
-    type Key: Clone + Eq + Hash + Ord + Send + Sync;
+    type Key: QueueKey + Send + Sync;
 
     /// The object as last read; `None` if it does not exist.
     fn find(&self, key: &Self::Key) -> Option<Arc<GuardedObject<Self::Object>>>;

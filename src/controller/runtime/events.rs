@@ -11,15 +11,13 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use prometheus::IntCounter;
 use serde_json::json;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::event_limiter::EventLimiter;
+use super::event_queue::EventQueue;
 use super::names;
 use crate::support::hash;
 
-/// Bound of the queue; further Events are dropped.
-const QUEUE: usize = 1024;
 /// Maximum number of bytes of a note: the API server rejects an Event with a longer one.
 const MAX_NOTE_BYTES: usize = 1024;
 /// The end of a note that was too long.
@@ -28,7 +26,8 @@ const CUT: &str = "…";
 const SEND: Duration = Duration::from_secs(10);
 /// How long after the last one the same Event counts as another of its series.
 const SERIES: SignedDuration = SignedDuration::from_mins(6);
-/// Maximum number of Events that can become series; beyond them, the oldest is forgotten, and the same Event is a new one.
+/// Maximum number of Events that can become series; beyond them, the oldest of the namespace that has the most is forgotten, and the same Event is
+/// a new one.
 const MAX_RECENT: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,31 +55,6 @@ impl KubeEvent {
         Self {
             warning: true,
             ..Self::normal(reason, action, note)
-        }
-    }
-}
-
-/// The receiving half of the queue of Events.
-pub type EventQueue = mpsc::Receiver<(KubeEvent, ObjectReference)>;
-
-/// The sending half of the queue of Events.
-#[derive(Clone)]
-pub struct EventSink(mpsc::Sender<(KubeEvent, ObjectReference)>);
-
-impl EventSink {
-    /// Creates the queue. The receiver belongs to [`publish`].
-    #[must_use]
-    pub fn new() -> (Self, EventQueue) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (Self(sender), receiver)
-    }
-
-    /// Never blocks: Events are dropped if the queue is full.
-    pub fn send(&self, notices: impl IntoIterator<Item = KubeEvent>, about: &ObjectReference) {
-        for notice in notices {
-            if let Err(error) = self.0.try_send((notice, about.clone())) {
-                tracing::debug!(%error, "dropped an Event; the queue is full");
-            }
         }
     }
 }
@@ -119,6 +93,7 @@ pub struct EventRecorder {
 
 /// An Event that becomes a series if it is repeated soon.
 struct RecentEvent {
+    namespace: String,
     name: String,
     count: i32,
     last: Timestamp,
@@ -154,19 +129,22 @@ impl EventRecorder {
         let namespace = about.namespace.as_deref().unwrap_or("default");
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         // It is forgotten if the write fails: the Event may be gone.
-        let recent = if let Some(RecentEvent { name, count, .. }) = self.recent.remove(&identity) {
-            let count = count.saturating_add(1);
+        let recent = if let Some(mut recent) = self.recent.remove(&identity) {
+            let count = recent.count.saturating_add(1);
             let series = json!({"series": {"count": count, "lastObservedTime": MicroTime(now)}});
             events
-                .patch(&name, &PatchParams::default(), &Patch::Merge(&series))
+                .patch(&recent.name, &PatchParams::default(), &Patch::Merge(&series))
                 .await?;
-            RecentEvent { name, count, last: now }
+            (recent.count, recent.last) = (count, now);
+            recent
         } else {
+            let namespace = namespace.to_owned();
             let event = self.event(notice, about, now);
             events.create(&PostParams::default(), &event).await?;
             self.make_room();
             let name = event.metadata.name.unwrap_or_default();
             RecentEvent {
+                namespace,
                 name,
                 count: 1,
                 last: now,
@@ -198,7 +176,16 @@ impl EventRecorder {
         if self.recent.len() < MAX_RECENT {
             return;
         }
-        let oldest = self.recent.iter().min_by_key(|(_, recent)| recent.last);
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for recent in self.recent.values() {
+            *counts.entry(&recent.namespace).or_default() += 1;
+        }
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        let of_most = self
+            .recent
+            .iter()
+            .filter(|(_, recent)| most.is_some_and(|(namespace, _)| recent.namespace == namespace));
+        let oldest = of_most.min_by_key(|(_, recent)| recent.last);
         if let Some(oldest) = oldest.map(|(identity, _)| *identity) {
             self.recent.remove(&oldest);
         }
@@ -277,6 +264,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+    use crate::controller::runtime::EventSink;
 
     /// Stores Events by their names. Writes can be made to fail.
     #[derive(Clone, Default)]
@@ -433,6 +421,28 @@ mod tests {
         let stored = server.stored();
         assert_eq!(stored[..2], [("0".into(), None), ("0".into(), None)]);
         assert!(stored.contains(&(last.to_string(), Some(2))));
+    }
+
+    #[tokio::test]
+    async fn many_events_of_a_namespace_end_no_series_of_another() {
+        let server = EventServer::default();
+        let mut recorder = server.recorder();
+        let recent = |namespace: &str, number: usize| RecentEvent {
+            namespace: namespace.into(),
+            name: number.to_string(),
+            count: 1,
+            last: at(number.try_into().unwrap()),
+        };
+        let identity = |number: usize| hash::sha256(number.to_string());
+        recorder.recent.insert(identity(0), recent("quiet", 0));
+        for number in 1..MAX_RECENT {
+            recorder.recent.insert(identity(number), recent("noisy", number));
+        }
+        recorder.make_room();
+        assert_eq!(recorder.recent.len(), MAX_RECENT - 1);
+        assert!(recorder.recent.contains_key(&identity(0)) && !recorder.recent.contains_key(&identity(1)));
+        recorder.make_room();
+        assert_eq!(recorder.recent.len(), MAX_RECENT - 1, "there is room for one");
     }
 
     #[tokio::test]

@@ -1,19 +1,18 @@
 //! Records reconciles as metrics, under the names of controller-runtime.
 
-use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::controller::ReconcileResult;
 use super::error::ReconcileErrorKind;
-use super::queue::WorkQueue;
+use super::queue::{QueueKey, WorkQueue};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::reconcile_traces::ReconcileTracer;
 
 /// A queue of the controller of this name, which is shown at each scrape.
 pub(in crate::controller) fn queue<K>(metrics: &Metrics, controller: &'static str) -> Arc<WorkQueue<K>>
 where
-    K: Clone + Eq + Hash + Ord + Send + Sync + 'static,
+    K: QueueKey + Send + Sync + 'static,
 {
     let queue = Arc::new(WorkQueue::new(metrics.queues.of(controller)));
     metrics.queues.watch(controller, &queue);
@@ -45,7 +44,7 @@ impl ReconcileMetrics {
     /// A queue of this controller, which is shown at each scrape.
     pub(in crate::controller) fn queue<K>(&self) -> Arc<WorkQueue<K>>
     where
-        K: Clone + Eq + Hash + Ord + Send + Sync + 'static,
+        K: QueueKey + Send + Sync + 'static,
     {
         queue(&self.metrics, self.controller)
     }

@@ -1,13 +1,14 @@
 //! The queue of objects to reconcile, after client-go's work queue.
 //!
 //! A key waits at most once, however often it is added, and is never handed to two workers at a time: a key that is
-//! added while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each.
-//! Low priority is served when no key of high priority waits, and, so that it does not starve, when its first key has
+//! added while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each namespace,
+//! and the namespaces take turns: a tenant that changes many objects does not delay another one.
+//! Low priority is served when no key of high priority waits, and, so that it does not starve, when its next key has
 //! waited for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
 //!
 //! ADR 0055 explains why this is not the scheduler of kube.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,10 +17,24 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::controller::Requeue;
+use super::fair_line::FairLine;
+use crate::api::NamespacedName;
 use crate::telemetry::queues::{QueueMetrics, QueueReading, ReadQueue};
 
-/// After this time, the first key of low priority is served next.
+/// After this time, the next key of low priority is served next.
 pub(super) const AGE: Duration = Duration::from_secs(2);
+
+/// The name of an object in a queue.
+pub(in crate::controller) trait QueueKey: Clone + Eq + Hash + Ord {
+    /// The namespace whose turn it is when this key is served.
+    fn namespace(&self) -> &str;
+}
+
+impl QueueKey for NamespacedName {
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+}
 
 /// The class of a request. The more urgent one compares as less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,8 +96,8 @@ pub(super) struct QueueState<K> {
     /// The keys to process: what client-go calls the dirty set.
     requests: HashMap<K, QueuedRequest>,
     processing: HashMap<K, KeyInProgress>,
-    high: VecDeque<QueuePlace<K>>,
-    low: VecDeque<QueuePlace<K>>,
+    high: FairLine<QueuePlace<K>>,
+    low: FairLine<QueuePlace<K>>,
     delays: HashMap<K, DelayedRequest>,
     /// The delays by time.
     alarms: BTreeSet<(Instant, K)>,
@@ -94,13 +109,13 @@ pub(super) struct QueueState<K> {
     shut_down: bool,
 }
 
-impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
+impl<K: QueueKey> QueueState<K> {
     pub(super) fn new() -> Self {
         Self {
             requests: HashMap::new(),
             processing: HashMap::new(),
-            high: VecDeque::new(),
-            low: VecDeque::new(),
+            high: FairLine::new(),
+            low: FairLine::new(),
             delays: HashMap::new(),
             alarms: BTreeSet::new(),
             last_ticket: 0,
@@ -167,7 +182,7 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
         } else {
             &mut self.high
         };
-        let Some(first) = line.pop_front() else {
+        let Some(first) = line.pop() else {
             let alarm = self.alarms.first();
             return alarm.map_or(NextWork::Idle, |(moment, _)| NextWork::At(*moment));
         };
@@ -232,11 +247,9 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
             Priority::High => &mut self.high,
             Priority::Low => &mut self.low,
         };
-        line.push_back(QueuePlace {
-            key,
-            ticket: self.last_ticket,
-            since,
-        });
+        let ticket = self.last_ticket;
+        let namespace = key.namespace().to_owned();
+        line.push(&namespace, QueuePlace { key, ticket, since });
         self.last_ticket
     }
 
@@ -256,10 +269,10 @@ impl<K: Clone + Eq + Hash + Ord> QueueState<K> {
     }
 }
 
-fn discard_void<K: Eq + Hash>(line: &mut VecDeque<QueuePlace<K>>, requests: &HashMap<K, QueuedRequest>) {
+fn discard_void<K: Eq + Hash>(line: &mut FairLine<QueuePlace<K>>, requests: &HashMap<K, QueuedRequest>) {
     let is_void =
         |place: &QueuePlace<K>| requests.get(&place.key).and_then(|request| request.ticket) != Some(place.ticket);
-    while line.pop_front_if(|place| is_void(place)).is_some() {}
+    line.discard_while(is_void);
 }
 
 /// A queue that several workers serve.
@@ -271,7 +284,7 @@ pub(in crate::controller) struct WorkQueue<K> {
     metrics: QueueMetrics,
 }
 
-impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
+impl<K: QueueKey> WorkQueue<K> {
     pub(in crate::controller) fn new(metrics: QueueMetrics) -> Self {
         Self {
             state: Mutex::new(QueueState::new()),
@@ -356,7 +369,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord + Send + Sync> ReadQueue for WorkQueue<K> {
+impl<K: QueueKey + Send + Sync> ReadQueue for WorkQueue<K> {
     fn read(&self) -> QueueReading {
         self.lock().read(Instant::now())
     }

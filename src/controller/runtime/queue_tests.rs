@@ -8,12 +8,26 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::Requeue;
-use super::queue::{AGE, NextWork, Priority, QueueState, WorkQueue};
+use super::queue::{AGE, NextWork, Priority, QueueKey, QueueState, WorkQueue};
+use crate::api::NamespacedName;
 use crate::telemetry::metrics::Metrics;
 
 type Key = u8;
 
-fn new_queue<K: Clone + Eq + std::hash::Hash + Ord>() -> Arc<WorkQueue<K>> {
+/// Keys of the tests that are all in one namespace.
+macro_rules! keys_of_one_namespace {
+    ($($key:ty),*) => {$(
+        impl QueueKey for $key {
+            fn namespace(&self) -> &str {
+                ""
+            }
+        }
+    )*};
+}
+
+keys_of_one_namespace!(u8, i32, u32, char, &'static str);
+
+fn new_queue<K: QueueKey>() -> Arc<WorkQueue<K>> {
     Arc::new(WorkQueue::new(Metrics::new().unwrap().queues.of("agent")))
 }
 
@@ -219,6 +233,28 @@ fn low_priority_that_has_waited_is_served_every_other_time() {
     let early = late.checked_sub(Duration::from_millis(1)).unwrap();
     queue.add(10, Priority::High, early);
     assert_eq!(queue.next(early), NextWork::Take(10));
+}
+
+#[test]
+fn namespaces_take_turns_at_each_priority() {
+    let (mut queue, now) = (QueueState::new(), Instant::now());
+    let key = |namespace: &str, number: u32| NamespacedName::new(namespace, number.to_string());
+    for priority in [Priority::High, Priority::Low] {
+        for number in 0..1000 {
+            queue.add(key("noisy", number), priority, now);
+        }
+        queue.add(key("quiet", 1), priority, now);
+        let taken: Vec<_> = (0..3).map(|_| queue.next(now)).collect();
+        let expected = [key("noisy", 0), key("quiet", 1), key("noisy", 1)].map(NextWork::Take);
+        assert_eq!(taken, expected);
+        for number in 2..1000 {
+            assert_eq!(queue.next(now), NextWork::Take(key("noisy", number)));
+        }
+        for number in 0..1000 {
+            queue.finish(&key("noisy", number), now);
+        }
+        queue.finish(&key("quiet", 1), now);
+    }
 }
 
 #[test]

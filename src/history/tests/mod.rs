@@ -504,6 +504,47 @@ async fn what_is_older_than_the_cutoff_leaves_in_portions_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_time_in_the_future_does_not_outlast_retention() {
+    let postgres = Postgres::start();
+    let store = store(&postgres);
+    let hours = SignedDuration::from_hours;
+    let before = Timestamp::now();
+    let mut ahead = batch(0, 4);
+    // By less than a clock may be ahead, by more, and as far as a message can state.
+    let minute = SignedDuration::from_mins(1);
+    let starts = [hours(1) - minute, hours(1) + minute, hours(24 * 365)].map(|ahead| before + ahead);
+    (ahead.executions, ahead.steps, ahead.audit) = (vec![], vec![], vec![]);
+    for (number, start) in (1..).zip(starts.into_iter().chain([Timestamp::MAX])) {
+        ahead
+            .executions
+            .push(execution(number, start.min(Timestamp::MAX - hours(1))));
+        ahead.steps.push(step(number, number));
+        ahead.audit.push(line(number.into(), start));
+    }
+    // The same line again is one line, whatever it states.
+    ahead.audit.push(line(4, Timestamp::MAX));
+    store.store(&WATCHER, &ahead).await.unwrap();
+    assert_eq!(counts(&postgres).await, [4, 4, 4]);
+    let lengths = "SELECT DISTINCT duration_milliseconds FROM agent_execution_history";
+    assert_eq!(postgres.rows(lengths).await, ["1500"]);
+    let as_stated = format!(
+        "SELECT id FROM agent_execution_history WHERE started_at = '{}'",
+        starts[0]
+    );
+    assert_eq!(postgres.rows(&as_stated).await, [uuid(1)]);
+    // The first one is kept by what it states, the others by their receipt.
+    let same = |rows| RowCounts {
+        executions: rows,
+        steps: rows,
+        audit: rows,
+    };
+    assert_eq!(store.delete_before(starts[0], 100).await.unwrap(), same(0));
+    assert_eq!(store.delete_before(before + hours(1), 100).await.unwrap(), same(1));
+    let received = Timestamp::now() + hours(1);
+    assert_eq!(store.delete_before(received, 100).await.unwrap(), same(3));
+}
+
+#[tokio::test]
 async fn numbers_that_a_worker_chooses_hold_up_no_deletion() {
     let postgres = Postgres::start();
     let store = store(&postgres);

@@ -169,7 +169,8 @@ impl Leader {
         if self.mutation != Mutation::NeverMiss {
             let documents = &self.documents;
             let is_there = |account: &str| documents.contains_key(&account_index(account));
-            self.book.track_missing(&request.body, is_there, now);
+            self.book
+                .track_missing(&request.who.agent, &request.body, is_there, now);
         }
         let heard = self.book.apply_request(&request.who, applies, &request.body, now);
         if self.book.must_wait(&request.who, &request.body, &heard).is_empty() {
