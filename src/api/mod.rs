@@ -17,6 +17,7 @@ pub mod endpoint;
 pub mod extra;
 pub mod failure;
 pub mod file_report;
+pub mod first_elements;
 pub mod goal;
 pub mod hot_state;
 mod light_model;

@@ -13,12 +13,14 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::durations::{CallDurations, LoopDurations, read_models};
+use super::durations::{CallDurations, LoopDurations, MAX_MODELS};
+use super::lease_bounds::{READ_ACCOUNTS, READ_STATEMENTS};
 use super::sensor_messages::{SensorReport, SensorTerms};
 use agentloop_api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
+    first_elements::first_elements,
     goal::GoalStatus,
     price::ModelPrice,
     status::{
@@ -272,19 +274,8 @@ pub struct LeaseRequest {
     /// Name of the gateway's record, generated with it: 32 hexadecimal digits.
     pub record: String,
     /// Every account in which the gateway holds or requests leases.
+    #[serde(deserialize_with = "first_elements::<READ_ACCOUNTS, _, _>")]
     pub accounts: Vec<AccountRequest>,
-}
-
-impl LeaseRequest {
-    /// Whether an amount is less than zero, which would make room that does not exist.
-    #[must_use]
-    pub fn has_negative_amount(&self) -> bool {
-        self.accounts.iter().any(|account| {
-            let stated = account.statements.iter().flat_map(|said| [&said.spent, &said.returned]);
-            let asked = account.ask.iter().flat_map(|ask| [&ask.open, &ask.least, &ask.full]);
-            stated.chain(asked).any(Amount::is_negative)
-        })
-    }
 }
 
 /// A gateway's statements and request for one account.
@@ -295,6 +286,7 @@ pub struct AccountRequest {
     /// Id of the account.
     pub account: String,
     /// The state of every lease that the gateway knows.
+    #[serde(deserialize_with = "first_elements::<READ_STATEMENTS, _, _>")]
     pub statements: Vec<LeaseStatement>,
     /// What the gateway needs for its next call.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -372,7 +364,10 @@ pub struct PodReport {
     #[serde(skip_serializing_if = "TelemetryLoss::is_none")]
     pub telemetry_loss: TelemetryLoss,
     /// How long the answered calls of each of the pod's models took, since the start of the gateway.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "read_models")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_MODELS, _, _>"
+    )]
     pub call_durations: Vec<CallDurations>,
 }
 

@@ -23,6 +23,7 @@ mod events_route;
 pub mod gate_annotations;
 pub mod history;
 pub mod json_error;
+pub mod lease_bounds;
 pub mod messages;
 pub mod pod;
 mod pod_route;

@@ -50,8 +50,6 @@ use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, Connec
 
 /// Largest request body in bytes.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
-/// Length of the name of a gateway's record.
-const RECORD_DIGITS: usize = 32;
 /// How long open requests may continue after the server is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -297,14 +295,8 @@ async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Link
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
-        let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if request.record.len() != RECORD_DIGITS || !digits {
-            return Err(malformed(format!(
-                "record must have {RECORD_DIGITS} hexadecimal digits"
-            )));
-        }
-        if request.has_negative_amount() {
-            return Err(malformed("an amount must not be negative".into()));
+        if let Some(problem) = request.problem() {
+            return Err(malformed(problem));
         }
         server.link.lease(&pod, request).await
     };

@@ -24,6 +24,9 @@ pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 const DELETION_DELAY: SignedDuration = SignedDuration::from_mins(1);
 /// Maximum number of missing accounts tracked at one time.
 const MAX_MISSING: usize = 10_000;
+/// Maximum number of accounts that are known to be deleted and were never loaded. A gateway names accounts, and any name may be
+/// one; far more than the budgets that are deleted in one term.
+const MAX_GONE: usize = 50_000;
 /// The epoch of answers about a deleted account: no later answer contradicts it.
 const DELETED_EPOCH: i64 = i64::MAX;
 
@@ -216,7 +219,7 @@ impl AccountBook {
                 continue;
             }
             match self.missing.get(account) {
-                Some(since) if now.duration_since(*since) >= DELETION_DELAY => {
+                Some(since) if now.duration_since(*since) >= DELETION_DELAY && self.gone.len() < MAX_GONE => {
                     self.missing.remove(account);
                     self.gone.insert(account.clone());
                 }
@@ -371,15 +374,16 @@ impl AccountBook {
         &self,
         holder: &LeaseHolder,
         request: &LeaseRequest,
-        pending: &PendingLeaseResponse,
+        mut pending: PendingLeaseResponse,
     ) -> LeaseResponse {
-        let is_named = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
+        let named: BTreeSet<&AccountId> = request.accounts.iter().map(|part| &part.account).collect();
         let held = self.holdings.get(&holder.record).into_iter().flatten();
-        let unnamed = held.filter(|account| !is_named(account)).cloned();
+        let unnamed = held.filter(|account| !named.contains(account)).cloned();
         let asked = request.accounts.iter().map(|part| part.account.clone());
         let accounts = asked.chain(unnamed).map(|account| {
-            let forgotten = pending.forgotten.get(&account).cloned().unwrap_or_default();
-            let refused = pending.refused.get(&account).cloned();
+            // Taken, not cloned: an account that is named twice has its leases in one of the answers.
+            let forgotten = pending.forgotten.remove(&account).unwrap_or_default();
+            let refused = pending.refused.remove(&account);
             let Some((_, entry)) = self.entry(&account) else {
                 let epoch = if self.gone.contains(&account) { DELETED_EPOCH } else { 0 };
                 return AccountResponse {
@@ -671,7 +675,7 @@ mod tests {
             book.must_wait(&holder, &request, &pending),
             BTreeSet::from([budget("b")])
         );
-        let granted = |book: &AccountBook| book.response(&holder, &request, &pending).accounts[0].clone();
+        let granted = |book: &AccountBook| book.response(&holder, &request, pending.clone()).accounts[0].clone();
         assert_eq!(granted(&book).leases, [], "nothing is granted before the write");
         assert_eq!(book.due(at(1)), [budget("b")], "a call waits");
         let writes = book.compose(&budget("b"), at(1));
@@ -697,7 +701,7 @@ mod tests {
         book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let pending = book.apply_request(&holder, |_| true, &nothing, at(100));
-        let lease = &book.response(&holder, &nothing, &pending).accounts[0].leases[0];
+        let lease = &book.response(&holder, &nothing, pending.clone()).accounts[0].leases[0];
         // It is eight in the morning.
         assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
     }
@@ -722,7 +726,7 @@ mod tests {
         assert!(book.must_wait(&holder, &request, &pending).is_empty());
         assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
         write(&mut book, 15);
-        let lease = &book.response(&holder, &request, &pending).accounts[0].leases[0];
+        let lease = &book.response(&holder, &request, pending.clone()).accounts[0].leases[0];
         assert!(lease.granted.covers(&tokens(100)));
     }
 
@@ -744,7 +748,7 @@ mod tests {
         write(&mut book, 1);
         let request = asking("b", 100, vec![]);
         let pending = book.apply_request(&b, |_| true, &request, at(2));
-        let refused = book.response(&b, &request, &pending).accounts[0]
+        let refused = book.response(&b, &request, pending.clone()).accounts[0]
             .refused
             .clone()
             .unwrap();
@@ -798,7 +802,7 @@ mod tests {
         let refused = |book: &mut AccountBook, name: &str, least: i64, seconds: i64| {
             let request = asking("b", least, vec![]);
             let pending = book.apply_request(&holder(name), |_| true, &request, at(seconds));
-            book.response(&holder(name), &request, &pending).accounts[0]
+            book.response(&holder(name), &request, pending.clone()).accounts[0]
                 .refused
                 .is_some()
         };
@@ -896,7 +900,7 @@ mod tests {
         for (account, word, forgotten) in [("b", DELETED_EPOCH, vec![1]), ("unknown", 0, vec![])] {
             let request = saying(account, 1, 40, 0);
             let pending = book.apply_request(&holder, |_| false, &request, at(2));
-            let answer = book.response(&holder, &request, &pending).accounts[0].clone();
+            let answer = book.response(&holder, &request, pending.clone()).accounts[0].clone();
             assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
         }
         book.load(&budget("b2"), DocumentPart::Budget, terms(1000), None, at(3));
@@ -917,7 +921,7 @@ mod tests {
         write(&mut book, 1);
         let next = |book: &mut AccountBook, request: &LeaseRequest| {
             let pending = book.apply_request(&holder, |account| account == "o", request, at(2));
-            book.response(&holder, request, &pending)
+            book.response(&holder, request, pending.clone())
         };
         for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
             let answer = next(&mut book, &request);
@@ -939,11 +943,11 @@ mod tests {
         let request = LeaseRequest::default();
         let pending = new.apply_request(&holder("a"), |_| false, &request, at(6));
         assert_eq!(
-            new.response(&holder("a"), &request, &pending).accounts[0].leases[0].lease,
+            new.response(&holder("a"), &request, pending.clone()).accounts[0].leases[0].lease,
             1
         );
         let pending = new.apply_request(&holder("b"), |_| false, &request, at(6));
-        assert_eq!(new.response(&holder("b"), &request, &pending).accounts, []);
+        assert_eq!(new.response(&holder("b"), &request, pending.clone()).accounts, []);
     }
 
     #[test]
@@ -953,18 +957,65 @@ mod tests {
         let mut speak = |there: bool, seconds: i64| {
             book.track_missing(&request, |_| there, at(seconds));
             let pending = book.apply_request(&holder, |_| false, &request, at(seconds));
-            book.response(&holder, &request, &pending).accounts[0].forgotten.len()
+            book.response(&holder, &request, pending.clone()).accounts[0]
+                .forgotten
+                .len()
         };
         assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
         // Seen meanwhile: the wait starts over from then on.
         assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
         assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
         let told = |book: &AccountBook| {
-            book.response(&holder, &request, &PendingLeaseResponse::default())
+            book.response(&holder, &request, PendingLeaseResponse::default())
                 .accounts[0]
                 .epoch
         };
         assert_eq!(told(&book), DELETED_EPOCH);
+    }
+
+    #[test]
+    fn leases_that_are_unknown_are_forgotten_once_however_often_their_account_is_named() {
+        let mut book = book(1000);
+        let part = |statements: Vec<LeaseStatement>| AccountRequest {
+            account: "b".into(),
+            statements,
+            ask: None,
+        };
+        let unknown = (1..=1_000).map(|lease| LeaseStatement {
+            lease,
+            spent: Amount::ZERO,
+            returned: Amount::ZERO,
+            closed: true,
+        });
+        let mut accounts = vec![part(vec![]); 1_000];
+        accounts.push(part(unknown.collect()));
+        let request = LeaseRequest {
+            accounts,
+            ..LeaseRequest::default()
+        };
+        let pending = book.apply_request(&holder("a"), |_| true, &request, at(1));
+        let answer = book.response(&holder("a"), &request, pending);
+        let forgotten = answer.accounts.iter().map(|account| account.forgotten.len());
+        assert_eq!(forgotten.sum::<usize>(), 1_000);
+    }
+
+    #[test]
+    fn accounts_that_gateways_invent_take_a_bounded_amount_of_memory() {
+        let mut book = AccountBook::default();
+        let invented = |from: usize| LeaseRequest {
+            accounts: (from..from + 1_000)
+                .map(|number| saying(&number.to_string(), 1, 0, 0).accounts.remove(0))
+                .collect(),
+            ..LeaseRequest::default()
+        };
+        for round in 0..60 {
+            let request = invented(round * 1_000);
+            for seconds in [0, 60] {
+                let now = at(100 * i64::try_from(round).unwrap() + seconds);
+                book.track_missing(&request, |_| false, now);
+            }
+        }
+        assert_eq!((book.gone.len(), book.missing.len()), (MAX_GONE, MAX_MISSING));
     }
 
     #[test]
