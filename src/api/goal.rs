@@ -11,6 +11,10 @@ use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::bounds::{DNS_LABEL, free_object};
 use super::file_report::MAX_FILES;
+use super::first_elements::first_elements;
+
+/// Most criteria of a goal.
+const MAX_CRITERIA: usize = 16;
 
 /// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -27,7 +31,10 @@ pub struct GoalSpec {
     /// Checks that must all be met in the same step, together with `artifacts`, 1 to 16. `command` is checked after each step that did not fail; `regex`,
     /// `jsonSchema` and `judge` only after a call of `finish`, against its result. If all criteria are commands, the goal
     /// can be met without `finish`.
-    #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[schemars(
+        length(min = 1, max = MAX_CRITERIA),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub acceptance_criteria: Vec<AcceptanceCriterion>,
     /// Files that must exist in the workspace of the toolbox when the criteria are met, at most 32. Checked after each step
     /// that did not fail, after the commands of criteria. The share of those that exist is the progress if no tests are
@@ -225,11 +232,20 @@ pub struct GoalStatus {
     #[schemars(range(min = 0))]
     pub steps: i32,
     /// The criteria.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_CRITERIA, _, _>"
+    )]
+    #[schemars(
+        length(max = MAX_CRITERIA),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub criteria: Vec<CriterionStatus>,
     /// The artifacts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_FILES, _, _>"
+    )]
     #[schemars(length(max = MAX_FILES), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
     pub artifacts: Vec<ArtifactStatus>,
     /// Confidence at the last confidence check, in percent. Absent: there was none, or its answer could not be read.

@@ -24,6 +24,8 @@ pub mod gate_annotations;
 pub mod history;
 pub mod json_error;
 pub mod lease_bounds;
+#[cfg(test)]
+mod list_bounds_tests;
 pub mod messages;
 pub mod pod;
 mod pod_route;
