@@ -462,7 +462,7 @@ pub(super) async fn read_body<T: DeserializeOwned>(
     })
 }
 
-fn malformed(message: String) -> PodRefusal {
+pub(super) fn malformed(message: String) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Malformed,
         message,
