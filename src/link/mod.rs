@@ -14,6 +14,7 @@ extern crate agentloop_texts;
 mod acceptor;
 pub mod answers;
 mod answers_route;
+pub mod body_room;
 pub mod client;
 pub mod deliveries;
 pub mod durations;

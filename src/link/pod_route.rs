@@ -31,7 +31,9 @@ where
 {
     let answer = async {
         let pod = authenticate(server, caller, kind).await?;
-        let message = read(request, server.limits.read_timeout).await?;
+        // What is kept of it from here on has bounds of its own.
+        let (message, room) = read::<M, L>(server, &pod, request).await?;
+        drop(room);
         handle(server.link.clone(), pod, message).await
     };
     respond(server, answer.await)
