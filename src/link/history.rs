@@ -20,7 +20,7 @@ pub const MAX_HISTORY_ROWS: usize = 200;
 pub const MAX_BATCH_ROWS: usize = 2 * MAX_HISTORY_ROWS;
 /// How many rows of a kind are read: one more than there may be in all, which shows that there are too many.
 const READ_ROWS: usize = MAX_BATCH_ROWS + 1;
-/// Most processes of a worker in [`HistoryBatch::sent_before`].
+/// Most processes of a worker in [`HistoryBatch::sent_before`]. What a further one sends is sent again if its answer is lost.
 pub const MAX_SENDERS: usize = 16;
 /// The highest number of a change. A journal that has used them all would need thousands of years.
 pub const MAX_CHANGE_NUMBER: i64 = 1 << 53;
