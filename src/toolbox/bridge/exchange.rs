@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
