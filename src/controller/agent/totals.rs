@@ -39,14 +39,15 @@ pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
         reasoning_tokens, cost,
     );
     for model in new.by_model {
+        // Not cut off later: each name would be compared with all before it.
+        let has_room = known.by_model.len() < MAX_MODELS;
         match known.by_model.iter_mut().find(|known| known.model == model.model) {
             Some(known) => raise!(
                 known, model;
                 calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens,
                 cache_write_tokens, reasoning_tokens, cost,
             ),
-            // Not cut off later: each name would be compared with all before it.
-            None if known.by_model.len() < MAX_MODELS => known.by_model.push(model),
+            None if has_room => known.by_model.push(model),
             None => {}
         }
     }
