@@ -272,7 +272,7 @@ mod tests {
                     ..EventLine::default()
                 };
                 let is_latest = reading.after == LATEST;
-                let page = EventsPage {
+                let mut page = EventsPage {
                     epoch: 1,
                     reading: reading.id,
                     after: reading.after,
