@@ -10,9 +10,12 @@ use serde_json::Value;
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::bounds::{DNS_LABEL, free_object};
+use super::first_elements::first_elements;
 
 /// Maximum number of artifacts of a goal.
 pub const MAX_ARTIFACTS: usize = 32;
+/// Maximum number of criteria of a goal.
+const MAX_CRITERIA: usize = 16;
 
 /// What the agent of mode `Goal` is to achieve, how that is checked, and when the loop ends without it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -29,7 +32,10 @@ pub struct GoalSpec {
     /// Checks that must all be met in the same step, together with `artifacts`, 1 to 16. `command` is checked after each step that did not fail; `regex`,
     /// `jsonSchema` and `judge` only after a call of `finish`, against its result. If all criteria are commands, the goal
     /// can be met without `finish`.
-    #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[schemars(
+        length(min = 1, max = MAX_CRITERIA),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub acceptance_criteria: Vec<AcceptanceCriterion>,
     /// Files that must exist in the workspace of the toolbox when the criteria are met, at most 32. Checked after each step
     /// that did not fail, after the commands of criteria. The share of those that exist is the progress if no tests are
@@ -227,11 +233,20 @@ pub struct GoalStatus {
     #[schemars(range(min = 0))]
     pub steps: i32,
     /// The criteria.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_CRITERIA, _, _>"
+    )]
+    #[schemars(
+        length(max = MAX_CRITERIA),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub criteria: Vec<CriterionStatus>,
     /// The artifacts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_ARTIFACTS, _, _>"
+    )]
     #[schemars(length(max = MAX_ARTIFACTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["path"]))]
     pub artifacts: Vec<ArtifactStatus>,
     /// Confidence at the last confidence check, in percent. Absent: there was none, or its answer could not be read.

@@ -16,6 +16,7 @@ pub mod crd;
 pub mod endpoint;
 pub mod extra;
 pub mod failure;
+pub mod first_elements;
 pub mod goal;
 pub mod hot_state;
 mod light_model;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 use super::budget::LedgerRecord;
+use super::first_elements::first_elements;
 use super::goal::GoalStatus;
 pub use super::pause::PauseReason;
 use super::task::Activation;
@@ -69,6 +70,8 @@ pub struct AgentStatus {
     pub ledger: Option<AgentLedger>,
 }
 
+/// Maximum number of models in [`LoopUsage::by_model`].
+pub const MAX_MODELS: usize = 10;
 /// Maximum number of gates of one Agent that are open at a time.
 pub const MAX_GATES: usize = 20;
 
@@ -325,8 +328,14 @@ pub struct LoopUsage {
     #[serde(flatten)]
     pub counts: LoopCounts,
     /// Usage per model, at most 10. A model that is listed stays listed; usage of further models is in the totals only.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"]))]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_MODELS, _, _>"
+    )]
+    #[schemars(
+        length(max = MAX_MODELS),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["model"])
+    )]
     pub by_model: Vec<ModelUsage>,
 }
 

@@ -4,12 +4,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
+use super::first_elements::first_elements;
 use super::pause::PauseReason;
 use super::status::LoopOutcome;
 use super::task::TaskOutcome;
 
 /// Maximum number of tools that are counted by name, including the entry for all others.
 pub const MAX_TOOLS: usize = 20;
+/// Most entries of [`LoopCounts::guardrail_trips`], more than [`GuardrailTrip::all`] has.
+const MAX_TRIPS: usize = 32;
 /// Name of the entry for all other tools.
 pub const OTHER_TOOLS: &str = "other";
 /// Something that is counted as the trip of a limit, with the action taken. A closed set: labels of a metric.
@@ -104,13 +107,19 @@ pub struct LoopCounts {
     #[serde(skip_serializing_if = "TaskCounts::is_empty")]
     pub tasks: TaskCounts,
     /// Outcomes of tool runs per tool, as reported by the worker, at most 20 entries, the last one for all other tools.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_TOOLS, _, _>"
+    )]
+    #[schemars(length(max = MAX_TOOLS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["tool"]))]
     pub by_tool: Vec<ToolUsage>,
     /// How often limits were reached and loops were detected, as reported by the worker.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_TRIPS, _, _>"
+    )]
     #[schemars(
-        length(max = 32),
+        length(max = MAX_TRIPS),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["guardrail", "action"])
     )]
     pub guardrail_trips: Vec<GuardrailTrips>,
@@ -310,8 +319,7 @@ mod tests {
         let labels: Vec<_> = GuardrailTrip::all().map(GuardrailTrip::labels).collect();
         let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
         assert_eq!(distinct.len(), labels.len());
-        // The bound of `status.usage.guardrailTrips`.
-        assert!(labels.len() <= 32);
+        assert!(labels.len() <= MAX_TRIPS);
         assert_eq!(
             GuardrailTrip::of_pause(PauseReason::LoopDetected),
             None,

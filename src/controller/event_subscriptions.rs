@@ -11,14 +11,17 @@ use std::time::Duration;
 use futures::stream::{self, StreamExt};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::pod_sessions::PodSessions;
+use super::pod_sessions::{LivePod, PodSessions};
+use super::runtime::WallClock;
 use crate::api::NamespacedName;
 use crate::link::events::{
-    ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage, LATEST,
-    READ_FROM_START,
+    ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage,
+    EventsResponse, LATEST, READ_FROM_START,
 };
+use crate::link::messages::PodRefusal;
 use crate::link::text_fragments::TextFragment;
 
 /// Maximum number of concurrent subscriptions to one Agent.
@@ -31,6 +34,9 @@ const ROOM: usize = 2;
 const ROOM_FOR_TEXT: usize = 16;
 /// How long the pod may take to send the first page.
 const FIRST_PAGE: Duration = Duration::from_secs(10);
+/// How long a page waits for a slow reader, and how often it looks for room.
+const ROOM_WAIT: Duration = Duration::from_secs(5);
+const ROOM_LOOK: Duration = Duration::from_millis(100);
 /// How long a reader may take nothing while the buffer is full.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest duration of a subscription. To continue, a reader must be authorized again.
@@ -54,6 +60,8 @@ struct OpenSubscription {
     start: Arc<OnceLock<i64>>,
     /// Since when the buffer is full.
     full: Option<Instant>,
+    /// Held by the page that waits for room. A worker sends one at a time; what else a pod sends must not pile up.
+    turn: Arc<Semaphore>,
 }
 
 /// The subscriptions to one pod.
@@ -113,6 +121,7 @@ impl EventSubscriptions {
             farewell: Arc::clone(&farewell),
             start: Arc::clone(&start),
             full: None,
+            turn: Arc::new(Semaphore::new(1)),
         };
         self.open.insert(reading.id, open);
         PageReceiver {
@@ -135,8 +144,13 @@ impl EventSubscriptions {
         self.open.remove(&id).is_some()
     }
 
-    /// Accepts a page if it is the next one and the buffer has room. Only this function moves a cursor.
-    pub(super) fn accept_page(&mut self, page: EventsPage, now: Instant) -> PageOutcome {
+    /// The right of a page to wait for room in the buffer; `None` while another one has it.
+    pub(super) fn page_turn(&self, id: u64) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.open.get(&id)?.turn).try_acquire_owned().ok()
+    }
+
+    /// Accepts a page if it is the next one and the buffer has room, and takes its lines. Only this function moves a cursor.
+    pub(super) fn accept_page(&mut self, page: &mut EventsPage, now: Instant) -> PageOutcome {
         let Some(open) = self.open.get_mut(&page.reading) else {
             return PageOutcome::Over;
         };
@@ -158,7 +172,8 @@ impl EventSubscriptions {
         if page.after != open.cursor || page.next < page.after {
             return PageOutcome::Next(open.cursor);
         }
-        match open.pages.try_send(page.events) {
+        let sent = open.pages.try_send(std::mem::take(&mut page.events));
+        match sent {
             Ok(()) => {
                 open.cursor = page.next;
                 open.full = None;
@@ -171,7 +186,10 @@ impl EventSubscriptions {
             Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALL_TIMEOUT => {
                 self.end(page.reading, TOO_SLOW.into())
             }
-            Err(TrySendError::Full(_)) => PageOutcome::Full(open.cursor),
+            Err(TrySendError::Full(lines)) => {
+                page.events = lines;
+                PageOutcome::Full(open.cursor)
+            }
         }
     }
 
@@ -271,6 +289,33 @@ fn lines(page: Vec<EventLine>) -> Vec<EventStreamItem> {
         .collect()
 }
 
+/// Passes a page of a pod on to its reader, and says where the next one must begin. While the reader has no room, one page waits
+/// for [`ROOM_WAIT`]; all others are answered at once, so that they are sent again.
+pub(super) async fn deliver_page(
+    loops: &PodSessions,
+    (agent, pod): (&NamespacedName, &LivePod),
+    mut page: EventsPage,
+    clock: &WallClock,
+) -> Result<EventsResponse, PodRefusal> {
+    let since = Instant::now();
+    let mut turn = None;
+    loop {
+        let after = match loops.receive_page(agent, pod, &mut page, clock())? {
+            PageOutcome::Full(_) if since.elapsed() < ROOM_WAIT => {
+                turn = turn.or_else(|| loops.page_turn(agent, page.reading));
+                if turn.is_some() {
+                    sleep(ROOM_LOOK).await;
+                    continue;
+                }
+                Some(page.after)
+            }
+            PageOutcome::Next(after) | PageOutcome::Full(after) => Some(after),
+            PageOutcome::Over => None,
+        };
+        return Ok(EventsResponse { after });
+    }
+}
+
 /// Reading is impossible at the moment.
 pub(super) fn unavailable(message: &str) -> ClientRefusal {
     ClientRefusal {
@@ -289,7 +334,12 @@ pub(super) fn too_many(message: String) -> ClientRefusal {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
+    use jiff::Timestamp;
+
     use super::*;
+    use crate::link::messages::{Directives, LoopTotals};
 
     fn page(after: i64, next: i64) -> EventsPage {
         EventsPage {
@@ -322,10 +372,18 @@ mod tests {
         let (mut readings, mut pages) = reading(5);
         let now = Instant::now();
         // A restarted worker begins where the subscription began.
-        assert_eq!(readings.accept_page(page(0, 4), now), PageOutcome::Next(5));
-        assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7));
-        assert_eq!(readings.accept_page(page(5, 7), now), PageOutcome::Next(7), "a repeat");
-        assert_eq!(readings.accept_page(page(8, 9), now), PageOutcome::Next(7), "a gap");
+        assert_eq!(readings.accept_page(&mut page(0, 4), now), PageOutcome::Next(5));
+        assert_eq!(readings.accept_page(&mut page(5, 7), now), PageOutcome::Next(7));
+        assert_eq!(
+            readings.accept_page(&mut page(5, 7), now),
+            PageOutcome::Next(7),
+            "a repeat"
+        );
+        assert_eq!(
+            readings.accept_page(&mut page(8, 9), now),
+            PageOutcome::Next(7),
+            "a gap"
+        );
         assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
         assert!(pages.queue.try_recv().is_err());
         assert_eq!(
@@ -342,7 +400,10 @@ mod tests {
     #[test]
     fn a_cursor_that_the_journal_has_not_reached_ends_the_reading_and_the_newest_itself_does_not() {
         let (mut readings, pages) = reading(101);
-        assert_eq!(readings.accept_page(page(101, 101), Instant::now()), PageOutcome::Over);
+        assert_eq!(
+            readings.accept_page(&mut page(101, 101), Instant::now()),
+            PageOutcome::Over
+        );
         assert!(
             pages
                 .end_reason()
@@ -350,7 +411,7 @@ mod tests {
         );
         let (mut readings, _pages) = reading(100);
         assert_eq!(
-            readings.accept_page(page(100, 100), Instant::now()),
+            readings.accept_page(&mut page(100, 100), Instant::now()),
             PageOutcome::Next(100)
         );
     }
@@ -366,7 +427,7 @@ mod tests {
         };
         let (mut readings, mut pages) = reading(LATEST);
         assert_eq!(
-            readings.accept_page(at_latest(100), Instant::now()),
+            readings.accept_page(&mut at_latest(100), Instant::now()),
             PageOutcome::Next(100)
         );
         assert_eq!(
@@ -375,14 +436,14 @@ mod tests {
             "the reader learns that the pod is connected"
         );
         assert_eq!(pages.start.get(), Some(&100));
-        let next = EventsPage {
+        let mut next = EventsPage {
             newest: 102,
             ..page(100, 102)
         };
-        assert_eq!(readings.accept_page(next, Instant::now()), PageOutcome::Next(102));
+        assert_eq!(readings.accept_page(&mut next, Instant::now()), PageOutcome::Next(102));
         // A restarted worker begins where the subscription began.
-        let again = at_latest(102);
-        assert_eq!(readings.accept_page(again, Instant::now()), PageOutcome::Next(102));
+        let mut again = at_latest(102);
+        assert_eq!(readings.accept_page(&mut again, Instant::now()), PageOutcome::Next(102));
         assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
     }
 
@@ -391,23 +452,23 @@ mod tests {
         let start = Instant::now();
         let almost = start + STALL_TIMEOUT.saturating_sub(Duration::from_millis(1));
         let (mut readings, mut pages) = reading(0);
-        assert_eq!(readings.accept_page(page(0, 1), start), PageOutcome::Next(1));
-        assert_eq!(readings.accept_page(page(1, 2), start), PageOutcome::Next(2));
+        assert_eq!(readings.accept_page(&mut page(0, 1), start), PageOutcome::Next(1));
+        assert_eq!(readings.accept_page(&mut page(1, 2), start), PageOutcome::Next(2));
         assert_eq!(
-            readings.accept_page(page(2, 3), start),
+            readings.accept_page(&mut page(2, 3), start),
             PageOutcome::Full(2),
             "two pages wait"
         );
-        assert_eq!(readings.accept_page(page(2, 3), almost), PageOutcome::Full(2));
+        assert_eq!(readings.accept_page(&mut page(2, 3), almost), PageOutcome::Full(2));
         pages.queue.try_recv().unwrap();
         assert_eq!(
-            readings.accept_page(page(2, 3), start + STALL_TIMEOUT),
+            readings.accept_page(&mut page(2, 3), start + STALL_TIMEOUT),
             PageOutcome::Next(3)
         );
         let full = start + STALL_TIMEOUT;
-        assert_eq!(readings.accept_page(page(3, 4), full), PageOutcome::Full(3));
+        assert_eq!(readings.accept_page(&mut page(3, 4), full), PageOutcome::Full(3));
         assert_eq!(
-            readings.accept_page(page(3, 4), full + STALL_TIMEOUT),
+            readings.accept_page(&mut page(3, 4), full + STALL_TIMEOUT),
             PageOutcome::Over
         );
         assert_eq!(pages.end_reason(), TOO_SLOW);
@@ -423,8 +484,57 @@ mod tests {
     fn a_page_for_a_reader_that_left_ends_the_reading() {
         let (mut readings, pages) = reading(0);
         drop(pages);
-        assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
-        assert_eq!(readings.accept_page(page(0, 1), Instant::now()), PageOutcome::Over);
+        assert_eq!(readings.accept_page(&mut page(0, 1), Instant::now()), PageOutcome::Over);
+        assert_eq!(readings.accept_page(&mut page(0, 1), Instant::now()), PageOutcome::Over);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_all_pages_that_a_pod_sends_to_a_slow_reader_one_waits() {
+        let (loops, _changed) = PodSessions::new();
+        let agent = NamespacedName::new("ns", "a");
+        let pod = LivePod {
+            uid: "p".into(),
+            epoch: 1,
+        };
+        loops.expect_pod(
+            (&agent, "uid"),
+            pod.clone(),
+            LoopTotals::default(),
+            Directives::default(),
+        );
+        let (reading, mut pages) = loops.open_subscription(&agent, EventSubscription::default()).unwrap();
+        let clock: WallClock = Arc::new(|| Timestamp::UNIX_EPOCH);
+        let send = |after| {
+            let page = EventsPage {
+                reading,
+                ..page(after, after + 1)
+            };
+            Box::pin(deliver_page(&loops, (&agent, &pod), page, &clock))
+        };
+        let next = |answer: Result<EventsResponse, PodRefusal>| answer.unwrap().after;
+        let room = i64::try_from(ROOM).unwrap();
+        for after in 0..room {
+            assert_eq!(next(send(after).await), Some(after + 1));
+        }
+        let mut waiting = Vec::new();
+        for _ in 0..100 {
+            let mut sent = send(room);
+            match futures::poll!(&mut sent) {
+                Poll::Pending => waiting.push(sent),
+                Poll::Ready(answer) => assert_eq!(next(answer), Some(room), "to be sent again"),
+            }
+        }
+        assert_eq!(waiting.len(), 1);
+        pages.queue.recv().await.unwrap();
+        assert_eq!(next(waiting.remove(0).await), Some(room + 1), "there was room for it");
+        // One that is no longer wanted gives its place to the next.
+        let mut first = send(room + 1);
+        assert!(futures::poll!(&mut first).is_pending());
+        assert!(futures::poll!(send(room + 1)).is_ready());
+        drop(first);
+        let began = Instant::now();
+        assert_eq!(next(send(room + 1).await), Some(room + 1));
+        assert!((ROOM_WAIT..ROOM_WAIT + 2 * ROOM_LOOK).contains(&began.elapsed()));
     }
 
     fn fragment(offset: u64) -> Arc<TextFragment> {
@@ -450,11 +560,11 @@ mod tests {
         for offset in 0..20 {
             readings.pass_text(&fragment(offset));
         }
-        let to_slow = EventsPage {
+        let mut to_slow = EventsPage {
             reading: 2,
             ..page(0, 1)
         };
-        assert_eq!(readings.accept_page(to_slow, Instant::now()), PageOutcome::Next(1));
+        assert_eq!(readings.accept_page(&mut to_slow, Instant::now()), PageOutcome::Next(1));
         assert_eq!(slow.queue.try_recv().unwrap().len(), 1);
         let fragments = slow.fragments.as_mut().unwrap();
         let got = std::iter::from_fn(|| fragments.try_recv().ok()).map(|fragment| fragment.offset);

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::runtime::WallClock;
 use crate::history::{HistoryAgent, HistoryError, HistoryStore, RowCounts, StoredBatch};
 use crate::link::history::{
-    ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_EXECUTION_STEPS, MAX_HISTORY_ROWS,
+    ExecutionRow, HistoryAck, HistoryBatch, MAX_BATCH_ROWS, MAX_CHANGE_NUMBER, MAX_EXECUTION_STEPS,
 };
 use crate::link::messages::{PodRefusal, RefusalCode};
 use crate::telemetry::metrics::Metrics;
@@ -103,8 +103,7 @@ impl HistoryReceiver {
         batch: &HistoryBatch,
         now: Timestamp,
     ) -> Result<HistoryAck, PodRefusal> {
-        // With each changed step comes its execution.
-        let max = 2 * MAX_HISTORY_ROWS;
+        let max = MAX_BATCH_ROWS;
         if batch.rows() > max || !(0..=MAX_CHANGE_NUMBER).contains(&batch.last) {
             return Err(PodRefusal {
                 code: RefusalCode::Malformed,

@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use strum::IntoEnumIterator;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep};
 
 use super::agent::{self, AgentsView};
 use super::auth::access::{ClientAction, ClientAuthorizer};
 use super::auth::identity::PodAuthenticator;
 use super::budget::BudgetLedger;
 use super::delivery_relay::{DeliveryRelay, receiver_away};
-use super::event_subscriptions::{self, PageOutcome};
+use super::event_subscriptions;
 use super::gates::answers::GateAnswerRecorder;
 use super::history::{self, HistoryReceiver};
 use super::pod_sessions::{LivePod, PodSessions};
@@ -42,11 +41,8 @@ use crate::link::task_requests::{AcceptedTask, ID_PREFIX, RelayedTaskAck, Reques
 use crate::link::text_fragments::RelayedTextFragment;
 use crate::telemetry::metrics::Metrics;
 
-/// How long a page of events waits for a slow reader, and how often it checks for room.
-const ROOM_WAIT: Duration = Duration::from_secs(5);
 /// How long a request waits for the pod of an Agent that was scaled to zero.
 const START_WAIT: Duration = Duration::from_secs(20);
-const ROOM_LOOK: Duration = Duration::from_millis(100);
 
 pub struct ControllerLink {
     /// Identifies pods.
@@ -183,21 +179,7 @@ impl LinkHandler for ControllerLink {
 
     async fn events(&self, pod: &PodIdentity, page: EventsPage) -> Result<EventsResponse, PodRefusal> {
         let (agent, speaker) = (self.agent_of(pod)?, live_pod(pod, page.epoch));
-        let since = Instant::now();
-        loop {
-            let after = match self
-                .loops
-                .receive_page(&agent, &speaker, page.clone(), (self.clock)())?
-            {
-                PageOutcome::Full(_) if since.elapsed() < ROOM_WAIT => {
-                    sleep(ROOM_LOOK).await;
-                    continue;
-                }
-                PageOutcome::Next(after) | PageOutcome::Full(after) => Some(after),
-                PageOutcome::Over => None,
-            };
-            return Ok(EventsResponse { after });
-        }
+        event_subscriptions::deliver_page(&self.loops, (&agent, &speaker), page, &self.clock).await
     }
 
     fn text(&self, pod: &PodIdentity, relayed: RelayedTextFragment) -> Result<(), PodRefusal> {

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use super::durations::reports::ReportedDurations;
 use super::durations::totals::DurationTotals;
@@ -431,12 +431,17 @@ impl PodSessions {
         }
     }
 
-    /// Accepts a page of events from a pod.
+    /// The right of a page from the Agent's pod to wait for its reader; `None` while another one has it.
+    pub(super) fn page_turn(&self, agent: &NamespacedName, reading: u64) -> Option<OwnedSemaphorePermit> {
+        self.lock().entries.get(agent)?.readings.page_turn(reading)
+    }
+
+    /// Accepts a page of events from a pod, and takes its lines if there is room for them.
     pub(super) fn receive_page(
         &self,
         agent: &NamespacedName,
         pod: &LivePod,
-        page: EventsPage,
+        page: &mut EventsPage,
         now: Timestamp,
     ) -> Result<PageOutcome, PodRefusal> {
         let mut table = self.lock();

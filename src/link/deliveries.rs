@@ -17,12 +17,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::sensor_messages::{SensorReport, SensorTerms};
-pub use agentloop_sensor_pipeline::delivery::{Delivery, SensorEvent};
+pub use agentloop_sensor_pipeline::delivery::{Delivery, MAX_DELIVERY_EVENTS, SensorEvent};
 
 /// Maximum number of bytes of the events of one [`DeliveryRequest`]; a single event is always shorter.
 pub const MAX_DELIVERY_BYTES: usize = 192 * 1024;
-/// Maximum number of events of one [`DeliveryRequest`]: a receiver takes this many before it does anything else.
-pub const MAX_DELIVERY_EVENTS: usize = 64;
 /// Maximum number of notifications that an outbox keeps for receivers that are not reachable.
 pub const MAX_NOTIFICATIONS: i64 = 10_000;
 /// Maximum number of events that an outbox keeps. Older ones have already lost their values and notifications, or have

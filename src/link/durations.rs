@@ -3,12 +3,10 @@
 //!
 //! Each process counts from its start, in a fixed number of buckets. The reader adds up what is new.
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use agentloop_api::first_elements::first_elements;
+use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter, IntoStaticStr};
 
 /// Upper bounds of the buckets of model calls and tool runs in milliseconds: those of OpenTelemetry's
@@ -49,7 +47,7 @@ const READ_BUCKETS: usize = CALL_BOUNDS.len() + 2;
 pub struct DurationCounts {
     /// Number of durations in each bucket, in the order of its upper bound, which is included. The last bucket has no
     /// bound. Zeros at the end are left out.
-    #[serde(deserialize_with = "read_buckets")]
+    #[serde(deserialize_with = "first_elements::<READ_BUCKETS, _, _>")]
     pub buckets: Vec<u64>,
     /// Sum of all durations in microseconds.
     pub sum_microseconds: u64,
@@ -235,42 +233,6 @@ impl DurationCounts {
 pub fn bucket_of(bounds: &[u64], took: Duration) -> usize {
     let found = bounds.iter().position(|bound| took <= Duration::from_millis(*bound));
     found.unwrap_or(bounds.len())
-}
-
-/// Reads the models of a report; those after the first [`MAX_MODELS`] take no memory.
-///
-/// # Errors
-///
-/// What is read is not a list, or one of the first models is none.
-pub fn read_models<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<CallDurations>, D::Error> {
-    deserializer.deserialize_seq(FirstElements::<CallDurations, MAX_MODELS>(PhantomData))
-}
-
-fn read_buckets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
-    deserializer.deserialize_seq(FirstElements::<u64, READ_BUCKETS>(PhantomData))
-}
-
-/// Keeps the first `MAX_ELEMENTS` elements of a list. A pod writes its reports, and a list may be as long as a body: cutting it
-/// off later would leave its memory allocated.
-struct FirstElements<T, const MAX_ELEMENTS: usize>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>, const MAX_ELEMENTS: usize> Visitor<'de> for FirstElements<T, MAX_ELEMENTS> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a list")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-        let mut first = Vec::new();
-        while first.len() < MAX_ELEMENTS
-            && let Some(element) = list.next_element()?
-        {
-            first.push(element);
-        }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(first)
-    }
 }
 
 #[cfg(test)]

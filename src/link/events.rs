@@ -17,9 +17,12 @@ use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
 use super::text_fragments::TextFragment;
+use agentloop_api::first_elements::first_elements;
 
 /// Maximum number of lines of an [`EventsPage`].
 pub const PAGE_LINES: usize = 200;
+/// How many lines of a page are read: one more than it may have, which shows that there are too many.
+const READ_LINES: usize = PAGE_LINES + 1;
 /// Maximum number of messages in [`EventLine::messages`].
 pub const RECENT_MESSAGES: usize = 12;
 /// Maximum number of bytes of each of these messages.
@@ -92,7 +95,10 @@ pub struct EventLine {
     /// tools, newest last, each as JSON and cut after [`MAX_MESSAGE_BYTES`] bytes. For `gate:opened`: the call that waits
     /// for an approval, with its arguments, as JSON and cut after [`MAX_CALL_BYTES`] bytes. For `task:ended`: the response,
     /// as JSON, a longer result than [`MAX_RESPONSE_BYTES`] as a text that is cut.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<RECENT_MESSAGES, _, _>"
+    )]
     pub messages: Vec<String>,
 }
 
@@ -134,6 +140,7 @@ pub struct EventsPage {
     /// The newest line of the journal.
     pub newest: i64,
     /// The lines. The first page of a subscription may be empty: it shows that the pod is connected.
+    #[serde(deserialize_with = "first_elements::<READ_LINES, _, _>")]
     pub events: Vec<EventLine>,
 }
 

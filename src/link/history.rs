@@ -12,8 +12,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use agentloop_api::first_elements::first_elements;
+
 /// Maximum number of rows of a [`HistoryBatch`], the executions of its steps not counted.
 pub const MAX_HISTORY_ROWS: usize = 200;
+/// Most rows of a [`HistoryBatch`] with the executions of its steps: each changed step has one.
+pub const MAX_BATCH_ROWS: usize = 2 * MAX_HISTORY_ROWS;
+/// How many rows of a kind are read: one more than there may be in all, which shows that there are too many.
+const READ_ROWS: usize = MAX_BATCH_ROWS + 1;
+/// Most processes of a worker in [`HistoryBatch::sent_before`]. What a further one sends is sent again if its answer is lost.
+pub const MAX_SENDERS: usize = 16;
 /// The highest number of a change. A journal that has used them all would need thousands of years.
 pub const MAX_CHANGE_NUMBER: i64 = 1 << 53;
 /// The highest number of steps of an execution.
@@ -34,16 +42,28 @@ pub struct HistoryBatch {
     pub last: i64,
     /// What earlier processes of the worker have sent since the last answer. If the database stores one of these changes as its
     /// last, the journal has all up to it, and only the answer was lost.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_SENDERS, _, _>"
+    )]
     pub sent_before: Vec<SentChanges>,
     /// Executions, including those of all `steps`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_ROWS, _, _>"
+    )]
     pub executions: Vec<ExecutionRow>,
     /// Steps of executions.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_ROWS, _, _>"
+    )]
     pub steps: Vec<StepRow>,
     /// Decisions about tool calls, and outcomes of tool runs.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_ROWS, _, _>"
+    )]
     pub audit: Vec<AuditRow>,
 }
 

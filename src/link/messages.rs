@@ -13,19 +13,21 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use super::durations::{CallDurations, LoopDurations, read_models};
+use super::durations::{CallDurations, LoopDurations, MAX_MODELS};
+use super::lease_bounds::{READ_ACCOUNTS, READ_STATEMENTS};
 use super::sensor_messages::{SensorReport, SensorTerms};
 use agentloop_api::{
     amount::{Amount, LimitAmounts},
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
+    first_elements::first_elements,
     goal::GoalStatus,
     price::ModelPrice,
     status::{
-        Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, PauseReason, UntrustedContent,
+        Gate, HandledRequests, LastError, LoopOutcome, LoopState, LoopUsage, MAX_GATES, PauseReason, UntrustedContent,
         WakeCondition,
     },
-    task::Activation,
+    task::{Activation, MAX_RECENT},
     usage_counts::LoopCounts,
 };
 use agentloop_ledger::account::{GrantRefusal, GrantRequest, LeaseStatement};
@@ -54,6 +56,13 @@ pub const RUN_LEASE_SECONDS: u64 = 60;
 /// Seconds between two [`PodReport`]s of an unchanged loop.
 pub const REPORT_SECONDS: u64 = 15;
 
+/// Most models of an [`AttachRequest`] that are read. An Agent has two; a later version may know more.
+pub const MAX_PRICED_MODELS: usize = 16;
+/// Most reasons of a [`LoopReport`] that are read, more than there are [`PauseReason`]s.
+pub const MAX_REASONS: usize = 64;
+/// Most Sensors of a [`LoopReport`] that are read: a journal keeps no more.
+pub const MAX_SENSORS: usize = 512;
+
 /// Attaches a gateway. Its identity comes from its token, never from this body.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -67,7 +76,7 @@ pub struct AttachRequest {
     /// The epoch with which the pod was created.
     pub epoch: i64,
     /// The models that the pod calls: the current spec may name others.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "first_elements::<MAX_PRICED_MODELS, _, _>")]
     pub models: Vec<PricedModel>,
 }
 
@@ -272,19 +281,8 @@ pub struct LeaseRequest {
     /// Name of the gateway's record, generated with it: 32 hexadecimal digits.
     pub record: String,
     /// Every account in which the gateway holds or requests leases.
+    #[serde(deserialize_with = "first_elements::<READ_ACCOUNTS, _, _>")]
     pub accounts: Vec<AccountRequest>,
-}
-
-impl LeaseRequest {
-    /// Whether an amount is less than zero, which would make room that does not exist.
-    #[must_use]
-    pub fn has_negative_amount(&self) -> bool {
-        self.accounts.iter().any(|account| {
-            let stated = account.statements.iter().flat_map(|said| [&said.spent, &said.returned]);
-            let asked = account.ask.iter().flat_map(|ask| [&ask.open, &ask.least, &ask.full]);
-            stated.chain(asked).any(Amount::is_negative)
-        })
-    }
 }
 
 /// A gateway's statements and request for one account.
@@ -295,6 +293,7 @@ pub struct AccountRequest {
     /// Id of the account.
     pub account: String,
     /// The state of every lease that the gateway knows.
+    #[serde(deserialize_with = "first_elements::<READ_STATEMENTS, _, _>")]
     pub statements: Vec<LeaseStatement>,
     /// What the gateway needs for its next call.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -372,7 +371,10 @@ pub struct PodReport {
     #[serde(skip_serializing_if = "TelemetryLoss::is_none")]
     pub telemetry_loss: TelemetryLoss,
     /// How long the answered calls of each of the pod's models took, since the start of the gateway.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "read_models")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_MODELS, _, _>"
+    )]
     pub call_durations: Vec<CallDurations>,
 }
 
@@ -447,6 +449,7 @@ pub struct LoopReport {
     /// What the loop does now.
     pub state: LoopState,
     /// All reasons that hold the loop, each with the time at which it ends by rule, if known.
+    #[serde(deserialize_with = "first_elements::<MAX_REASONS, _, _>")]
     pub reasons: Vec<HeldReason>,
     /// Since when the loop is in this state.
     pub since: Option<jiff::Timestamp>,
@@ -459,13 +462,19 @@ pub struct LoopReport {
     /// Number of turns begun.
     pub turn: i64,
     /// Open gates, in the order of their runs.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_GATES, _, _>"
+    )]
     pub gates: Vec<Gate>,
     /// Untrusted content that the model has been shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub untrusted_content: Option<UntrustedContent>,
     /// The tasks that ended last, the newest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_RECENT, _, _>"
+    )]
     pub recent_activations: Vec<Activation>,
     /// Tasks that wait.
     #[serde(skip_serializing_if = "is_zero")]
@@ -491,7 +500,10 @@ pub struct LoopReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub light_model: Option<ModelReport>,
     /// Sensors that run in this pod, by uid.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<MAX_SENSORS, _, _>"
+    )]
     pub sensors: Vec<SensorReport>,
     /// How long turns and tool runs took, since the start of the worker.
     #[serde(skip_serializing_if = "LoopDurations::is_none")]
@@ -558,8 +570,14 @@ pub enum RefusalCode {
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use strum::IntoEnumIterator as _;
 
     use super::*;
+
+    #[test]
+    fn a_report_has_room_for_every_reason() {
+        assert!(PauseReason::iter().count() <= MAX_REASONS);
+    }
 
     #[rstest]
     #[case::the_same(1..=2, 1..=2, Some(2))]

@@ -14,6 +14,7 @@ extern crate agentloop_texts;
 mod acceptor;
 pub mod answers;
 mod answers_route;
+pub mod body_room;
 pub mod client;
 pub mod deliveries;
 pub mod durations;
@@ -23,6 +24,9 @@ mod events_route;
 pub mod gate_annotations;
 pub mod history;
 pub mod json_error;
+pub mod lease_bounds;
+#[cfg(test)]
+mod list_bounds_tests;
 pub mod messages;
 pub mod pod;
 mod pod_route;

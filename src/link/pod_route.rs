@@ -11,9 +11,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
-use super::events::{EventsPage, UNNAMED_EVENT, is_event_name};
+use super::events::{EventsPage, PAGE_LINES, UNNAMED_EVENT, is_event_name};
 use super::messages::PodRefusal;
-use super::server::{LinkCaller, LinkHandler, LinkServer, PodIdentity, PodKind, authenticate, read, refuse};
+use super::server::{LinkCaller, LinkHandler, LinkServer, PodIdentity, PodKind, authenticate, malformed, read, refuse};
 
 /// Answers the message of a pod of this kind with what `handle` makes of it.
 pub(super) async fn pod_post<L, M, A, F>(
@@ -31,7 +31,9 @@ where
 {
     let answer = async {
         let pod = authenticate(server, caller, kind).await?;
-        let message = read(request, server.limits.read_timeout).await?;
+        // What is kept of it from here on has bounds of its own.
+        let (message, room) = read::<M, L>(server, &pod, request).await?;
+        drop(room);
         handle(server.link.clone(), pod, message).await
     };
     respond(server, answer.await)
@@ -74,6 +76,9 @@ pub(super) async fn events<L: LinkHandler>(
     request: Request,
 ) -> Response {
     let handle = |link: Arc<L>, pod, mut page: EventsPage| async move {
+        if page.events.len() > PAGE_LINES {
+            return Err(malformed(format!("a page has at most {PAGE_LINES} lines")));
+        }
         // Replaced, not refused: otherwise the worker would retry the same page forever, and one line would block all others.
         for line in page.events.iter_mut().filter(|line| !is_event_name(&line.event)) {
             UNNAMED_EVENT.clone_into(&mut line.event);

@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use super::acceptor::SlotAcceptor;
 use super::answers::{AnsweredGate, GateAnswerRequest};
 use super::answers_route;
+use super::body_room::{BodyBounds, BodyPermit, BodyRoom};
 use super::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
@@ -50,8 +51,6 @@ use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, Connec
 
 /// Largest request body in bytes.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
-/// Length of the name of a gateway's record.
-const RECORD_DIGITS: usize = 32;
 /// How long open requests may continue after the server is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -168,6 +167,8 @@ pub trait LinkHandler: Send + Sync + 'static {
 pub struct LinkLimits {
     /// Connections. A peer is a stranger until a token of it was accepted.
     pub connections: ConnectionBounds,
+    /// Bytes of the requests of pods.
+    pub bodies: BodyBounds,
     /// Time between two heartbeats of a [`Directives`] stream.
     pub heartbeat: Duration,
     /// Longest time for the body of a request.
@@ -187,6 +188,7 @@ impl Default for LinkLimits {
                 per_address: 1024,
                 strangers_per_address: 256,
             },
+            bodies: BodyBounds::default(),
             heartbeat: Duration::from_secs(HEARTBEAT_SECONDS),
             read_timeout: Duration::from_secs(10),
             idle: Duration::from_secs(3 * REPORT_SECONDS),
@@ -198,6 +200,7 @@ pub(super) struct LinkServer<L> {
     pub(super) link: Arc<L>,
     pub(super) limits: LinkLimits,
     pub(super) stop: CancellationToken,
+    room: Arc<BodyRoom>,
 }
 
 impl<L> Clone for LinkServer<L> {
@@ -206,13 +209,19 @@ impl<L> Clone for LinkServer<L> {
             link: self.link.clone(),
             limits: self.limits,
             stop: self.stop.clone(),
+            room: Arc::clone(&self.room),
         }
     }
 }
 
 /// The routes of the link. Streams end when `stop` is cancelled.
 fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationToken) -> Router {
-    let server = LinkServer { link, limits, stop };
+    let server = LinkServer {
+        link,
+        limits,
+        stop,
+        room: Arc::new(BodyRoom::new(limits.bodies)),
+    };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
         .route("/v1/report", post(pod_route::report::<L>))
@@ -278,7 +287,7 @@ pub async fn serve<L: LinkHandler>(
 async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let attach: AttachRequest = read(request, server.limits.read_timeout).await?;
+        let (attach, _) = read::<AttachRequest, L>(&server, &pod, request).await?;
         let theirs = attach.oldest_protocol.unwrap_or(attach.protocol)..=attach.protocol;
         let Some(protocol) = common_protocol(OLDEST_PROTOCOL..=PROTOCOL, theirs) else {
             return Err(malformed(format!(
@@ -296,15 +305,10 @@ async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Lin
 async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let request: LeaseRequest = read(request, server.limits.read_timeout).await?;
-        let digits = request.record.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if request.record.len() != RECORD_DIGITS || !digits {
-            return Err(malformed(format!(
-                "record must have {RECORD_DIGITS} hexadecimal digits"
-            )));
-        }
-        if request.has_negative_amount() {
-            return Err(malformed("an amount must not be negative".into()));
+        // It waits for a write, and keeps its room until then.
+        let (request, _room) = read::<LeaseRequest, L>(&server, &pod, request).await?;
+        if let Some(problem) = request.problem() {
+            return Err(malformed(problem));
         }
         server.link.lease(&pod, request).await
     };
@@ -440,9 +444,22 @@ pub(super) async fn authenticate<L: LinkHandler>(
     Ok(pod)
 }
 
-pub(super) async fn read<T: DeserializeOwned>(request: Request, longest: Duration) -> Result<T, PodRefusal> {
-    let body = read_body(request, longest, MAX_BODY_BYTES);
-    body.await.map_err(malformed)
+/// Reads the message of a pod once there is room for it. The room is free again when it is dropped.
+pub(super) async fn read<T: DeserializeOwned, L>(
+    server: &LinkServer<L>,
+    pod: &PodIdentity,
+    request: Request,
+) -> Result<(T, BodyPermit), PodRefusal> {
+    let longest = server.limits.read_timeout;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    let room = server.room.take((&pod.namespace, &pod.uid), length, longest);
+    let room = room.await.ok_or_else(|| PodRefusal {
+        code: RefusalCode::NotLeading,
+        message: "too many requests are being read; retry".into(),
+    })?;
+    let message = read_body(request, longest, MAX_BODY_BYTES).await.map_err(malformed)?;
+    Ok((message, room))
 }
 
 /// Reads a JSON body within the limits, or says why it cannot be read. Messages never quote it.
@@ -470,7 +487,7 @@ pub(super) async fn read_body<T: DeserializeOwned>(
     })
 }
 
-fn malformed(message: String) -> PodRefusal {
+pub(super) fn malformed(message: String) -> PodRefusal {
     PodRefusal {
         code: RefusalCode::Malformed,
         message,

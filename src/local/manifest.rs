@@ -202,7 +202,8 @@ fn manifest(mut object: Value, place: &str) -> Result<ManifestObject, String> {
         ));
     }
     for field in ["labels", "annotations"] {
-        let entries = object["metadata"][field].as_object();
+        let entries = mapping(&object["metadata"], field)
+            .map_err(|_| format!("metadata.{field} of {kind} {name} must be a mapping of names to strings"))?;
         if entries.is_some_and(|entries| entries.values().any(|value| !value.is_string())) {
             return Err(format!(
                 "metadata.{field} of {kind} {name} must have string values: put the value in quotes"
@@ -236,14 +237,22 @@ fn is_name(name: &str) -> bool {
     bytes.len() <= 253 && bytes.iter().all(|byte| fine(*byte)) && ends(bytes.first()) && ends(bytes.last())
 }
 
+/// The entries of a field that may be absent.
+fn mapping<'a>(object: &'a Value, field: &str) -> Result<Option<&'a Map<String, Value>>, String> {
+    match &object[field] {
+        Value::Null => Ok(None),
+        Value::Object(entries) => Ok(Some(entries)),
+        _ => Err(format!("{field} must be a mapping of keys to values")),
+    }
+}
+
 /// Moves the values of `stringData` to `data`, as an API server does.
 fn secret(object: &mut Value) -> Result<(), String> {
-    let data = object["data"].as_object().into_iter().flatten();
-    for (key, value) in data {
+    for (key, value) in mapping(object, "data")?.into_iter().flatten() {
         serde_json::from_value::<ByteString>(value.clone())
             .map_err(|_| format!("data.{key} is not valid base64: use stringData for plain text"))?;
     }
-    let texts = object["stringData"].as_object().cloned().unwrap_or_default();
+    let texts = mapping(object, "stringData")?.cloned().unwrap_or_default();
     for (key, value) in texts {
         let text = value
             .as_str()
@@ -257,7 +266,7 @@ fn secret(object: &mut Value) -> Result<(), String> {
 }
 
 fn config_map(object: &Value) -> Result<(), String> {
-    let mut data = object["data"].as_object().into_iter().flatten();
+    let mut data = mapping(object, "data")?.into_iter().flatten();
     data.find(|(_, value)| !value.is_string()).map_or(Ok(()), |(key, _)| {
         Err(format!("data.{key} is not a string: put it in quotes"))
     })
@@ -460,4 +469,49 @@ fn with_namespaces(mut manifests: Vec<ManifestObject>) -> Vec<ManifestObject> {
         }
     }
     manifests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes_in(text: &str) -> Vec<String> {
+        let (mut manifests, mut mistakes) = (Vec::new(), Vec::new());
+        documents("f.yaml", text, &mut manifests, &mut mistakes);
+        // What is accepted is completed.
+        assert_eq!(with_namespaces(manifests).is_empty(), !mistakes.is_empty());
+        mistakes
+    }
+
+    #[test]
+    fn a_field_that_is_no_mapping_is_refused_by_its_name() {
+        let secret = |fields: &str| format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\n{fields}");
+        let config_map = |fields: &str| secret(fields).replace("kind: Secret", "kind: ConfigMap");
+        let namespace = |metadata: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: n, {metadata}}}");
+        let data = "data must be a mapping of keys to values";
+        let labels = "metadata.labels of Namespace n must be a mapping of names to strings";
+        for (text, told) in [
+            (secret("data: []\nstringData: {a: b}"), format!("Secret s: {data}")),
+            (secret("data: x"), format!("Secret s: {data}")),
+            (
+                secret("stringData: [a]"),
+                "Secret s: stringData must be a mapping of keys to values".into(),
+            ),
+            (config_map("data: 1"), format!("ConfigMap s: {data}")),
+            (namespace("labels: x"), labels.into()),
+            (namespace("labels: [x]"), labels.into()),
+            (namespace("annotations: 1"), labels.replace("labels", "annotations")),
+        ] {
+            assert_eq!(mistakes_in(&text), [format!("f.yaml, document 1: {told}")], "{text}");
+        }
+        for text in [
+            secret("data:\nstringData: {a: b}"),
+            secret("stringData: {}"),
+            config_map("data: {a: b}"),
+            namespace("labels: "),
+            namespace("labels: {a: b}"),
+        ] {
+            assert_eq!(mistakes_in(&text), [""; 0], "{text}");
+        }
+    }
 }

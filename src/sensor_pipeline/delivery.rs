@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::rules::{MAX_TEXT_BYTES, MAX_VALUE_BYTES};
 use super::scored_effects::ScoredEffects;
+use agentloop_api::first_elements::first_elements;
 use agentloop_api::sensor::SignalPriority;
 
 /// One accepted event and all that it does to a receiver. Takes effect once: a receiver has a number for each Sensor, and
@@ -23,12 +24,21 @@ pub struct SensorEvent {
     /// When it arrived.
     pub at: Timestamp,
     /// Fields of the hot state and their values, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_PARTS, _, _>"
+    )]
     pub updates: Vec<FieldValue>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_PARTS, _, _>"
+    )]
     pub notifications: Vec<SensorNotification>,
     /// The names that `wake_early_if` may contain: `sensor/<name>`, and `signal/<sensor>/<signal>` of each signal that
     /// holds.
+    #[serde(deserialize_with = "first_elements::<READ_PARTS, _, _>")]
     pub wakes: Vec<String>,
     /// Effects that depend on scores of the receiver's light model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,6 +50,10 @@ pub const MAX_SEQ: i64 = (1 << 53) - 1;
 /// Maximum number of updates, notifications or questions of one event: the maximum number of updates or signals of a
 /// Sensor, plus one of its own.
 pub(super) const MAX_PARTS: usize = 17;
+/// How many updates, notifications or questions are read: one more, which shows that there are too many.
+pub(super) const READ_PARTS: usize = MAX_PARTS + 1;
+/// Maximum number of events of one [`Delivery`]: a receiver takes this many before it does anything else.
+pub const MAX_DELIVERY_EVENTS: usize = 64;
 /// Maximum number of bytes of a field's name.
 const MAX_FIELD_BYTES: usize = 63;
 /// Maximum number of bytes of an event's name: `signal/<sensor>/<signal>`.
@@ -112,5 +126,7 @@ pub struct Delivery {
     /// `limits.perMinute` of the Sensor, set by the controller; a value from the sensor pod is ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_minute: Option<u32>,
+    /// Those beyond the first [`MAX_DELIVERY_EVENTS`] are not read: they are not acknowledged either, so they are sent again.
+    #[serde(deserialize_with = "first_elements::<MAX_DELIVERY_EVENTS, _, _>")]
     pub events: Vec<SensorEvent>,
 }

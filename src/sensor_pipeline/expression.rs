@@ -8,6 +8,7 @@
 #![allow(clippy::wildcard_enum_match_arm)]
 
 mod functions;
+mod lexer;
 mod parse_error;
 mod values;
 
@@ -293,7 +294,8 @@ fn parse(text: &str, scope: ExpressionScope) -> Result<IdedExpr, String> {
     parsed.unwrap_or_else(|| Err("cannot be parsed now: not enough memory".into()))
 }
 
-/// Runs `work` on a thread with a large stack. `None`: the thread could not be started, or it panicked.
+/// Runs `work` on a thread with a large stack. `None`: the thread could not be started. A panic is none of the errors that this
+/// returns: a release ends with it.
 fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
@@ -302,21 +304,22 @@ fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     })
 }
 
-/// Bounds the recursion of the parser, which descends with each bracket and operator, before it sees the text.
+/// Bounds the recursion of the parser, which descends with each bracket and operator, before it sees the text. The lexer does not
+/// stop at a mistake, so that what is wrong counts too.
 fn check_nesting(text: &str) -> Result<(), String> {
     let (mut brackets, mut operators) = (0_usize, 0_usize);
-    let mut quote = None;
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        match (quote, character) {
-            (Some(_), '\\') => drop(characters.next()),
-            (Some(open), character) if open == character => quote = None,
-            (Some(_), _) => continue,
-            (None, '"' | '\'') => quote = Some(character),
-            (None, '(' | '[' | '{') => brackets += 1,
-            (None, ')' | ']' | '}') => brackets = brackets.saturating_sub(1),
-            (None, '+' | '-' | '*' | '/' | '%' | '!' | '?' | '.' | '<' | '>' | '=' | '&' | '|') => operators += 1,
-            (None, _) => {}
+    let mut rest = text;
+    while let Some(character) = rest.chars().next() {
+        if let Some(opaque) = lexer::opaque_bytes(rest) {
+            rest = rest.get(opaque..).unwrap_or_default();
+            continue;
+        }
+        rest = rest.get(character.len_utf8()..).unwrap_or_default();
+        match character {
+            '(' | '[' | '{' => brackets += 1,
+            ')' | ']' | '}' => brackets = brackets.saturating_sub(1),
+            '+' | '-' | '*' | '/' | '%' | '!' | '?' | '.' | '<' | '>' | '=' | '&' | '|' => operators += 1,
+            _ => {}
         }
         if brackets > MAX_BRACKETS || operators > MAX_OPERATORS {
             return Err(format!(

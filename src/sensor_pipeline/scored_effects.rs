@@ -7,8 +7,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::delivery::{FieldValue, MAX_NAME_BYTES, MAX_PARTS, SensorEvent, SensorNotification};
+use super::delivery::{FieldValue, MAX_NAME_BYTES, MAX_PARTS, READ_PARTS, SensorEvent, SensorNotification};
 use super::rules::TASK_PREFIX;
+use agentloop_api::first_elements::first_elements;
 use agentloop_api::sensor::{SignalGate, SignalPriority};
 use agentloop_support::text::truncate_bytes;
 
@@ -24,11 +25,15 @@ const UNSCORED: &str = "[not scored: the light model gave no answer] ";
 #[serde(rename_all = "camelCase", default)]
 pub struct ScoredEffects {
     /// The questions to the model, in order; at least one.
+    #[serde(deserialize_with = "first_elements::<READ_PARTS, _, _>")]
     pub questions: Vec<SignalScoreRequest>,
     /// The payload as JSON, truncated. Untrusted text.
     pub data: String,
     /// Fields that are written unless a question that gates them does not hold.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "first_elements::<READ_PARTS, _, _>"
+    )]
     pub updates: Vec<FieldValue>,
     /// Whether the notification is a task: only the most urgent one is delivered.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

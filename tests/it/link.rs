@@ -26,6 +26,7 @@ use agentloop::controller::pod_sessions::{LivePod, PodSessions};
 use agentloop::controller::runtime::{EventQueue, EventSink};
 use agentloop::controller::tls::ca::CertificateAuthority;
 use agentloop::controller::tls::certificates::server_config;
+use agentloop::link::body_room::BodyBounds;
 use agentloop::link::messages::{
     AttachRequest, AttachResponse, Directives, LoopTotals, PROTOCOL, PodRefusal, PodReport, REPORT_SECONDS, RefusalCode,
 };
@@ -694,6 +695,46 @@ async fn a_body_may_have_256_kib_and_not_a_byte_more() {
     let (status, refusal) = refusal(harness.post("/v1/report", TOKEN, body(MAX_BODY_BYTES + 1)).await).await;
     assert_eq!((status.as_u16(), refusal.code), (400, RefusalCode::Malformed));
     assert!(refusal.message.contains("262144 bytes"), "{refusal}");
+}
+
+#[tokio::test]
+async fn bodies_that_a_pod_sends_slowly_hold_up_no_other_pod() {
+    let harness = LinkHarness::start().await;
+    let never = || reqwest::Body::wrap_stream(futures::stream::pending::<Result<Vec<u8>, Infallible>>());
+    let slow: Vec<_> = (0..3)
+        .map(|_| Box::pin(harness.post("/v1/report", TOKEN, never())))
+        .collect();
+    let report = json!({"epoch": EPOCH}).to_string();
+    // They have the share of their pod by then: the third one is not even asked for its body.
+    let mut slow = futures::future::select_all(slow);
+    assert!(
+        timeout(Duration::from_secs(1), &mut slow).await.is_err(),
+        "one was answered"
+    );
+    let other = "agentloop.dev/link a agentloop-agent y u9";
+    let (status, refusal) = refusal(harness.post("/v1/report", other, report).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
+    assert!(refusal.message.contains("not reconciled"), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_pod_without_room_for_another_body_is_told_to_retry() {
+    let limits = LinkLimits {
+        read_timeout: Duration::from_millis(500),
+        bodies: BodyBounds {
+            pod: MAX_BODY_BYTES - 1,
+            ..BodyBounds::default()
+        },
+        ..LinkLimits::default()
+    };
+    let harness = LinkHarness::with(limits, true).await;
+    let report = json!({"epoch": EPOCH}).to_string();
+    let body = |length: usize| report.clone() + &" ".repeat(length - report.len());
+    let answer = harness.post("/v1/report", TOKEN, body(MAX_BODY_BYTES - 1)).await;
+    assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+    let (status, refusal) = refusal(harness.post("/v1/report", TOKEN, body(MAX_BODY_BYTES)).await).await;
+    assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
+    assert!(refusal.message.contains("retry"), "{refusal}");
 }
 
 #[tokio::test]

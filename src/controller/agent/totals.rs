@@ -1,13 +1,10 @@
 //! Arithmetic of usage totals. Pure.
 
 use crate::api::AgentStatus;
-use crate::api::status::LoopUsage;
+use crate::api::status::{LoopUsage, MAX_MODELS};
 use crate::api::usage_counts::raise;
 use crate::controller::pod_sessions::ReceivedReport;
 use crate::link::messages::LoopTotals;
-
-/// Maximum number of models listed in the status.
-const MAX_MODELS: usize = 10;
 
 /// Merges the written totals, the remembered ones and the last report. What a pod has reported and is not written yet
 /// is remembered, so that it outlives the pod.
@@ -42,16 +39,18 @@ pub(super) fn merge(mut known: LoopUsage, new: LoopUsage) -> LoopUsage {
         reasoning_tokens, cost,
     );
     for model in new.by_model {
+        // Not cut off later: each name would be compared with all before it.
+        let has_room = known.by_model.len() < MAX_MODELS;
         match known.by_model.iter_mut().find(|known| known.model == model.model) {
             Some(known) => raise!(
                 known, model;
                 calls, unknown_calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens,
                 cache_write_tokens, reasoning_tokens, cost,
             ),
-            None => known.by_model.push(model),
+            None if has_room => known.by_model.push(model),
+            None => {}
         }
     }
-    known.by_model.truncate(MAX_MODELS);
     known.counts.merge(&new.counts);
     known
 }
@@ -104,6 +103,33 @@ mod tests {
         assert_eq!((merged.calls, merged.input_tokens, merged.counts.turns), (5, 120, 3));
         assert_eq!((merged.counts.tool_calls, merged.counts.actions), (7, 4));
         assert_eq!(merged.by_model, [model("a", 5), model("b", 1)]);
+    }
+
+    #[test]
+    fn the_first_ten_models_stay_listed_and_further_names_are_in_the_totals_only() {
+        let model = |number: usize| ModelUsage {
+            model: number.to_string(),
+            calls: 1,
+            ..ModelUsage::default()
+        };
+        let usage = |names: std::ops::Range<usize>| LoopUsage {
+            by_model: names.map(model).collect(),
+            ..LoopUsage::default()
+        };
+        for (known, new, listed) in [
+            (0..9, 9..10, 10),
+            (0..9, 9..11, 10),
+            (0..10, 10..11, 10),
+            (0..0, 0..16_000, 10),
+        ] {
+            let merged = merge(usage(known), usage(new));
+            assert_eq!(merged.by_model, usage(0..listed).by_model);
+        }
+        // Without the bound, each of these names would be compared with all before it.
+        let many = usage(0..200_000);
+        let begun = std::time::Instant::now();
+        merge(LoopUsage::default(), many);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(30));
     }
 
     #[test]

@@ -391,15 +391,16 @@ impl AccountBook {
         &self,
         holder: &LeaseHolder,
         request: &LeaseRequest,
-        pending: &PendingLeaseResponse,
+        mut pending: PendingLeaseResponse,
     ) -> LeaseResponse {
-        let is_named = |account: &&AccountId| request.accounts.iter().any(|part| part.account == **account);
+        let named: BTreeSet<&AccountId> = request.accounts.iter().map(|part| &part.account).collect();
         let held = self.holdings.get(&holder.record).into_iter().flatten();
-        let unnamed = held.filter(|account| !is_named(account)).cloned();
+        let unnamed = held.filter(|account| !named.contains(account)).cloned();
         let asked = request.accounts.iter().map(|part| part.account.clone());
         let accounts = asked.chain(unnamed).map(|account| {
-            let forgotten = pending.forgotten.get(&account).cloned().unwrap_or_default();
-            let refused = pending.refused.get(&account).cloned();
+            // Taken, not cloned: an account that is named twice has its leases in one of the answers.
+            let forgotten = pending.forgotten.remove(&account).unwrap_or_default();
+            let refused = pending.refused.remove(&account);
             let Some((_, entry)) = self.entry(&account) else {
                 let is_gone = self.is_gone(&holder.agent, &account);
                 let epoch = if is_gone { DELETED_EPOCH } else { 0 };
@@ -692,7 +693,7 @@ mod tests {
             book.must_wait(&holder, &request, &pending),
             BTreeSet::from([budget("b")])
         );
-        let granted = |book: &AccountBook| book.response(&holder, &request, &pending).accounts[0].clone();
+        let granted = |book: &AccountBook| book.response(&holder, &request, pending.clone()).accounts[0].clone();
         assert_eq!(granted(&book).leases, [], "nothing is granted before the write");
         assert_eq!(book.due(at(1)), [budget("b")], "a call waits");
         let writes = book.compose(&budget("b"), at(1));
@@ -718,7 +719,7 @@ mod tests {
         book.apply_request(&holder, |_| true, &asking("b", 100, vec![]), at(1));
         write(&mut book, 1);
         let pending = book.apply_request(&holder, |_| true, &nothing, at(100));
-        let lease = &book.response(&holder, &nothing, &pending).accounts[0].leases[0];
+        let lease = &book.response(&holder, &nothing, pending.clone()).accounts[0].leases[0];
         // It is eight in the morning.
         assert_eq!(lease.valid_milliseconds, Some((16 * 3600 - 100) * 1000));
     }
@@ -743,7 +744,7 @@ mod tests {
         assert!(book.must_wait(&holder, &request, &pending).is_empty());
         assert_eq!((book.due(at(14)).len(), book.due(at(15)).len()), (0, 1));
         write(&mut book, 15);
-        let lease = &book.response(&holder, &request, &pending).accounts[0].leases[0];
+        let lease = &book.response(&holder, &request, pending.clone()).accounts[0].leases[0];
         assert!(lease.granted.covers(&tokens(100)));
     }
 
@@ -765,7 +766,7 @@ mod tests {
         write(&mut book, 1);
         let request = asking("b", 100, vec![]);
         let pending = book.apply_request(&b, |_| true, &request, at(2));
-        let refused = book.response(&b, &request, &pending).accounts[0]
+        let refused = book.response(&b, &request, pending.clone()).accounts[0]
             .refused
             .clone()
             .unwrap();
@@ -819,7 +820,7 @@ mod tests {
         let refused = |book: &mut AccountBook, name: &str, least: i64, seconds: i64| {
             let request = asking("b", least, vec![]);
             let pending = book.apply_request(&holder(name), |_| true, &request, at(seconds));
-            book.response(&holder(name), &request, &pending).accounts[0]
+            book.response(&holder(name), &request, pending.clone()).accounts[0]
                 .refused
                 .is_some()
         };
@@ -917,7 +918,7 @@ mod tests {
         for (account, word, forgotten) in [("b", DELETED_EPOCH, vec![1]), ("unknown", 0, vec![])] {
             let request = saying(account, 1, 40, 0);
             let pending = book.apply_request(&holder, |_| false, &request, at(2));
-            let answer = book.response(&holder, &request, &pending).accounts[0].clone();
+            let answer = book.response(&holder, &request, pending.clone()).accounts[0].clone();
             assert_eq!((answer.epoch, answer.forgotten), (word, forgotten), "{account}");
         }
         book.load(&budget("b2"), DocumentPart::Budget, terms(1000), None, at(3));
@@ -938,7 +939,7 @@ mod tests {
         write(&mut book, 1);
         let next = |book: &mut AccountBook, request: &LeaseRequest| {
             let pending = book.apply_request(&holder, |account| account == "o", request, at(2));
-            book.response(&holder, request, &pending)
+            book.response(&holder, request, pending.clone())
         };
         for request in [LeaseRequest::default(), saying("o", 7, 0, 0)] {
             let answer = next(&mut book, &request);
@@ -960,11 +961,11 @@ mod tests {
         let request = LeaseRequest::default();
         let pending = new.apply_request(&holder("a"), |_| false, &request, at(6));
         assert_eq!(
-            new.response(&holder("a"), &request, &pending).accounts[0].leases[0].lease,
+            new.response(&holder("a"), &request, pending.clone()).accounts[0].leases[0].lease,
             1
         );
         let pending = new.apply_request(&holder("b"), |_| false, &request, at(6));
-        assert_eq!(new.response(&holder("b"), &request, &pending).accounts, []);
+        assert_eq!(new.response(&holder("b"), &request, pending.clone()).accounts, []);
     }
 
     #[test]
@@ -974,14 +975,16 @@ mod tests {
         let mut speak = |there: bool, seconds: i64| {
             book.track_missing(&holder.agent, &request, |_| there, at(seconds));
             let pending = book.apply_request(&holder, |_| false, &request, at(seconds));
-            book.response(&holder, &request, &pending).accounts[0].forgotten.len()
+            book.response(&holder, &request, pending.clone()).accounts[0]
+                .forgotten
+                .len()
         };
         assert_eq!((speak(false, 0), speak(false, 59)), (0, 0));
         // Seen meanwhile: the wait starts over from then on.
         assert_eq!((speak(true, 60), speak(false, 61), speak(false, 120)), (0, 0, 0));
         assert_eq!((speak(false, 121), speak(false, 122)), (1, 1));
         let told = |book: &AccountBook| {
-            book.response(&holder, &request, &PendingLeaseResponse::default())
+            book.response(&holder, &request, PendingLeaseResponse::default())
                 .accounts[0]
                 .epoch
         };
@@ -1015,6 +1018,32 @@ mod tests {
             uid: "uid".into(),
         });
         assert!(!book.missing.contains_key(&other));
+    }
+
+    #[test]
+    fn leases_that_are_unknown_are_forgotten_once_however_often_their_account_is_named() {
+        let mut book = book(1000);
+        let part = |statements: Vec<LeaseStatement>| AccountRequest {
+            account: "b".into(),
+            statements,
+            ask: None,
+        };
+        let unknown = (1..=1_000).map(|lease| LeaseStatement {
+            lease,
+            spent: Amount::ZERO,
+            returned: Amount::ZERO,
+            closed: true,
+        });
+        let mut accounts = vec![part(vec![]); 1_000];
+        accounts.push(part(unknown.collect()));
+        let request = LeaseRequest {
+            accounts,
+            ..LeaseRequest::default()
+        };
+        let pending = book.apply_request(&holder("a"), |_| true, &request, at(1));
+        let answer = book.response(&holder("a"), &request, pending);
+        let forgotten = answer.accounts.iter().map(|account| account.forgotten.len());
+        assert_eq!(forgotten.sum::<usize>(), 1_000);
     }
 
     #[test]

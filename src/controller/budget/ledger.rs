@@ -463,7 +463,7 @@ impl BudgetLedger {
             {
                 let state = self.lock();
                 if state.book.must_wait(holder, request, &pending).is_empty() {
-                    return Ok(state.book.response(holder, request, &pending));
+                    return Ok(state.book.response(holder, request, pending));
                 }
             }
             self.wake_writer.notify_one();
@@ -485,7 +485,7 @@ impl BudgetLedger {
         let request = state.book.final_statements(holder, request)?;
         let pending = state.book.apply_request(holder, |_| false, &request, self.now());
         self.send_terms(state, []);
-        Some(state.book.response(holder, &request, &pending))
+        Some(state.book.response(holder, &request, pending))
     }
 
     /// Accounts of which the Agent may be granted more now.

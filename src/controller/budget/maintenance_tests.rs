@@ -147,7 +147,7 @@ impl MaintenanceHarness {
         let request = asking_for(amount);
         self.budgets.update_accounts(|book, now| {
             let pending = book.apply_request(holder, |_| true, &request, now);
-            book.response(holder, &request, &pending).accounts[0].refused.is_some()
+            book.response(holder, &request, pending).accounts[0].refused.is_some()
         })
     }
 

@@ -121,7 +121,7 @@ impl StatusHarness {
             ..LeaseRequest::default()
         };
         let pending = self.book.apply_request(&holder, |_| true, &request, at(seconds));
-        self.book.response(&holder, &request, &pending).accounts[0]
+        self.book.response(&holder, &request, pending).accounts[0]
             .refused
             .is_none()
     }

@@ -272,7 +272,7 @@ mod tests {
                     ..EventLine::default()
                 };
                 let is_latest = reading.after == LATEST;
-                let page = EventsPage {
+                let mut page = EventsPage {
                     epoch: 1,
                     reading: reading.id,
                     after: reading.after,
@@ -281,7 +281,7 @@ mod tests {
                     events: if is_latest { vec![] } else { vec![line] },
                 };
                 loops
-                    .receive_page(agent, &self.pod, page, Timestamp::UNIX_EPOCH)
+                    .receive_page(agent, &self.pod, &mut page, Timestamp::UNIX_EPOCH)
                     .unwrap();
             }
         }

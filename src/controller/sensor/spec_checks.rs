@@ -60,6 +60,7 @@ impl SensorRegistry {
             };
             let checked = Arc::clone(&sensor);
             let problem = tokio::task::spawn_blocking(move || validate(&checked.spec)).await;
+            // It is not awaited to its end only while this process stops: a release ends with a panic.
             let problem =
                 problem.unwrap_or_else(|_| Some("spec: an expression could not be checked; make it simpler".into()));
             self.spec_checked(&sensor, problem);

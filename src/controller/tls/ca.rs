@@ -81,8 +81,9 @@ impl CertificateAuthority {
 
     /// Whether it can be checked now. An authority that is not valid yet was made by a clock that was ahead.
     fn is_valid(&self, now: Timestamp) -> bool {
-        let from = self.not_after - AUTHORITY_LIFE - BACKDATE;
-        from <= now && now < self.not_after
+        // The times are those of a Secret, in which anything may be.
+        let from = self.not_after.checked_sub(AUTHORITY_LIFE + BACKDATE);
+        from.is_ok_and(|from| from <= now) && now < self.not_after
     }
 
     /// The expiry of a [`ServerCertificate`] created now; never later than that of its authority.
@@ -105,7 +106,8 @@ impl ServerCertificate {
     #[must_use]
     pub fn is_due(&self, signer: &CertificateAuthority, now: Timestamp) -> bool {
         let renewable = self.not_after < signer.leaf_end(now);
-        self.issuer != signer.certificate || (renewable && self.not_after - RENEW_BEFORE <= now)
+        let is_old = now.checked_add(RENEW_BEFORE).is_ok_and(|end| self.not_after <= end);
+        self.issuer != signer.certificate || (renewable && is_old)
     }
 }
 
@@ -124,7 +126,9 @@ impl TrustedAuthorities {
         let before = self.0.len();
         self.0.retain(|authority| authority.is_valid(now));
         let mut changed = self.0.len() != before;
-        if self.0.last().is_none_or(|newest| newest.not_after - RENEW_BEFORE < now) {
+        let ends_soon =
+            |newest: &CertificateAuthority| now.checked_add(RENEW_BEFORE).is_ok_and(|end| newest.not_after < end);
+        if self.0.last().is_none_or(ends_soon) {
             let mut new = make(now)?;
             // The first authority signs at once: no pod trusts another one.
             new.published = self.0.is_empty().then_some(now);
@@ -139,8 +143,10 @@ impl TrustedAuthorities {
     pub fn note_published(&mut self, now: Timestamp, everywhere: bool) -> bool {
         let unpublished = self.0.iter_mut().filter(|authority| authority.published.is_none());
         // An authority was created AUTHORITY_LIFE before it expires.
-        let due = unpublished
-            .filter(|authority| everywhere || authority.not_after - AUTHORITY_LIFE + PUBLICATION_TIMEOUT <= now);
+        let end_of_late = now.checked_add(AUTHORITY_LIFE - PUBLICATION_TIMEOUT);
+        let is_late =
+            |authority: &CertificateAuthority| end_of_late.as_ref().is_ok_and(|end| authority.not_after <= *end);
+        let due = unpublished.filter(|authority| everywhere || is_late(authority));
         due.map(|authority| authority.published = Some(now)).count() > 0
     }
 
@@ -148,8 +154,13 @@ impl TrustedAuthorities {
     #[must_use]
     pub fn signer(&self, now: Timestamp) -> Option<&CertificateAuthority> {
         let mut newest_first = self.0.iter().rev();
+        let latest = now.checked_sub(OVERLAP).ok();
         newest_first
-            .find(|authority| authority.published.is_some_and(|since| since + OVERLAP <= now))
+            .find(|authority| {
+                authority
+                    .published
+                    .is_some_and(|since| latest.is_some_and(|latest| since <= latest))
+            })
             .or_else(|| self.0.first())
     }
 
@@ -265,6 +276,46 @@ mod tests {
         let much_later = expiry + AUTHORITY_LIFE * 3;
         assert_eq!(authorities.advance(much_later, fake), Ok(true));
         assert_eq!(authorities.signer(much_later).unwrap().published, Some(much_later));
+    }
+
+    #[test]
+    fn an_authority_with_times_that_no_leader_wrote_is_not_valid_and_its_successor_signs() {
+        for not_after in [
+            Timestamp::MIN,
+            Timestamp::MAX,
+            Timestamp::MIN + HOUR,
+            Timestamp::MAX - HOUR,
+        ] {
+            for published in [None, Some(Timestamp::MIN), Some(Timestamp::MAX)] {
+                let strange = CertificateAuthority {
+                    certificate: "strange\n".into(),
+                    key: String::new(),
+                    not_after,
+                    published,
+                };
+                let mut authorities = TrustedAuthorities(vec![strange]);
+                authorities.note_published(start(), false);
+                assert!(authorities.signer(start()).is_some());
+                assert_eq!(authorities.advance(start(), fake), Ok(true));
+                let signer = authorities.signer(start()).unwrap();
+                assert_eq!(
+                    (signer.certificate.clone(), authorities.bundle()),
+                    (format!("CA {}\n", start()), format!("CA {}\n", start()))
+                );
+            }
+        }
+        // Valid, and published at a time that is out of range.
+        let mut authorities = TrustedAuthorities::default();
+        authorities.advance(start(), fake).unwrap();
+        authorities.0[0].published = Some(Timestamp::MAX);
+        assert!(authorities.signer(start()).is_some());
+        let leaf = ServerCertificate {
+            certificate: vec![],
+            key: vec![],
+            issuer: authorities.bundle(),
+            not_after: Timestamp::MIN,
+        };
+        assert!(leaf.is_due(&authorities.0[0], start()));
     }
 
     /// Ten years, checked every six hours, with a pod whose bundle is always a day old.

@@ -3,11 +3,9 @@
 use rusqlite::{Row, Transaction, params};
 
 use super::{CallUsage, meta, set_meta};
-use crate::api::status::{LoopUsage, ModelUsage};
+use crate::api::status::{LoopUsage, MAX_MODELS, ModelUsage};
 use crate::api::usage_counts::{LoopCounts, raise};
 
-/// Maximum number of models reported; the least used are dropped from the list first, and stay in the sum.
-pub(super) const MAX_MODELS: usize = 10;
 /// Name of the row with the sum over all models.
 const ALL: &str = "";
 const BASE: &str = "base";

@@ -163,6 +163,12 @@ fn an_expression_that_would_overflow_the_stack_is_refused_before_it_is_parsed() 
     for text in ["!", "-", "(", "[", "{", "a.", "a?", "1+", "a&&", "'a'=="] {
         assert!(Expression::compile(&text.repeat(MAX_BYTES / text.len()), ExpressionScope::SensorEvent).is_err());
     }
+    // Nor where only the lexer of the parser sees code.
+    for before in ["//'\n", "'\n", "r'\\' + ", "'''\n", "'\\q"] {
+        let text = format!("{before}{}", brackets(MAX_BRACKETS + 1));
+        let error = Expression::compile(&text, ExpressionScope::SensorEvent).expect_err("an error");
+        assert!(error.contains("nested brackets"), "{text}: {error}");
+    }
     // In a string literal they do not count.
     assert!(
         Expression::compile(

@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::message::{self, RpcMessage};
@@ -136,8 +136,9 @@ impl ServerExchange {
                 .iter()
                 .find(|(_, request)| request.client_id.get() == wanted.get());
             let number = *found?.0;
-            let mut params: Value = serde_json::from_str(message.params.as_deref()?.get()).ok()?;
-            params["requestId"] = number.into();
+            // Parameters of another form name no request: the client is the model, or whoever reaches the socket.
+            let mut params: Map<String, Value> = serde_json::from_str(message.params.as_deref()?.get()).ok()?;
+            params.insert("requestId".into(), number.into());
             message.params = serde_json::value::to_raw_value(&params).ok();
         }
         Some(message.to_line())
@@ -410,6 +411,11 @@ mod tests {
         let line = read(&exchange.notify(cancel(json!("x"))).unwrap());
         assert_eq!(line["params"], json!({"requestId": call.number, "reason": "r"}));
         assert_eq!(exchange.notify(cancel(json!(1))), None, "an unknown request");
+        // The first of a list is read as the first field.
+        for params in [json!(["x"]), json!("x"), json!(1)] {
+            let other = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params});
+            assert_eq!(exchange.notify(message(other)), None, "{params}");
+        }
     }
 
     #[test]

@@ -17,7 +17,8 @@ use serde_json::Value;
 use super::write::{JournalWriteError, put};
 use crate::engine::GateCause;
 use crate::link::history::{
-    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS, SentChanges, StepRow,
+    AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_CHANGE_NUMBER, MAX_HISTORY_ROWS, MAX_SENDERS, SentChanges,
+    StepRow,
 };
 
 /// Maximum number of containers within each other in a value that is sent as JSON; a deeper one is sent as text.
@@ -26,8 +27,6 @@ const MAX_DEPTH: usize = 32;
 const MAX_BYTES: usize = 128 * 1024;
 /// Largest step as JSON, in bytes. Only texts of control characters are longer, since these are escaped.
 const MAX_STEP: usize = 96 * 1024;
-/// Processes whose batches are remembered until an answer arrives. What a further one sends is sent again if its answer is lost.
-const MAX_SENDERS: usize = 16;
 /// Key of [`UploadPosition`].
 const UPLOAD_KEY: &str = "upload";
 

@@ -121,3 +121,65 @@ fn collect<'a>(value: &'a mut Value, leaves: &mut Vec<&'a mut Value>) {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
+
+/// Values that take few bytes as JSON and many in memory.
+const SMALL_ELEMENTS: [&str; 5] = ["{}", "[]", "\"\"", "0", "null"];
+
+/// `sample`, of about this many bytes, with one list or object grown: a list gets many elements, which are empty or what it had, and
+/// an object becomes a list, or has one field many times.
+pub fn amplified(sample: &Value, bytes: usize) -> Vec<Vec<u8>> {
+    const HOLE: &str = "grown here";
+    let mut found = Vec::new();
+    let mut grown = sample.clone();
+    for path in containers(sample, String::new()) {
+        let place = grown.pointer_mut(&path).unwrap();
+        let before = std::mem::replace(place, HOLE.into());
+        let mut elements: Vec<String> = SMALL_ELEMENTS.map(String::from).into();
+        let mut texts = Vec::new();
+        match &before {
+            Value::Array(items) => elements.extend(items.first().map(Value::to_string)),
+            Value::Object(fields) => {
+                // A type may be read from a list of its fields.
+                texts.push(Value::from_iter(fields.values().cloned()).to_string());
+                let (name, value) = fields
+                    .iter()
+                    .next()
+                    .map_or(("a", &Value::Null), |(name, value)| (name, value));
+                let field = format!("{}:{value}", json!(name));
+                texts.push(format!(
+                    "{{{}}}",
+                    vec![field.clone(); bytes / (field.len() + 1)].join(",")
+                ));
+            }
+            _ => {}
+        }
+        let many = |element: &String| format!("[{}]", vec![element.as_str(); bytes / (element.len() + 1)].join(","));
+        texts.extend(elements.iter().map(many));
+        let hole = json!(HOLE).to_string();
+        found.extend(
+            texts
+                .iter()
+                .map(|text| grown.to_string().replace(&hole, text).into_bytes()),
+        );
+        *grown.pointer_mut(&path).unwrap() = before;
+    }
+    found
+}
+
+/// Where the lists and objects of a value are, all but itself.
+fn containers(value: &Value, path: String) -> Vec<String> {
+    let inner: Vec<(String, &Value)> = match value {
+        Value::Array(items) => items.iter().take(1).map(|item| (format!("{path}/0"), item)).collect(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, field)| (format!("{path}/{name}"), field))
+            .collect(),
+        _ => Vec::new(),
+    };
+    let inner = inner
+        .into_iter()
+        .filter(|(_, value)| value.is_array() || value.is_object());
+    inner
+        .flat_map(|(path, value)| std::iter::once(path.clone()).chain(containers(value, path)))
+        .collect()
+}

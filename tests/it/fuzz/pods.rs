@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use agentloop::api::Agent;
+use agentloop::link::events::PAGE_LINES;
 use agentloop::link::messages::PodReport;
+use agentloop::link::server::MAX_BODY_BYTES;
 use agentloop::page::agent_rows::{StatusOrigin, row};
 use agentloop::page::html::{document, parts};
 use agentloop::page::view::{AgentView, PageView};
@@ -12,9 +14,9 @@ use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use super::mutation::{bent, mutated};
+use super::mutation::{amplified, bent, mutated};
 use super::rounds;
-use crate::events::harness::{EDITOR, EPOCH, EventsHarness, wait_until};
+use crate::events::harness::{EDITOR, EPOCH, EventsHarness, agent_key, wait_until};
 use crate::support::agents::agent;
 use crate::support::tokens::token;
 
@@ -211,4 +213,72 @@ fn no_message_of_a_pod_makes_the_controller_panic() {
             assert_eq!(ended.unwrap().unwrap(), StatusCode::OK);
         }
     });
+}
+
+/// Most bytes of a report that is kept, as JSON. As many as a body may have would be nothing gained.
+const MOST_KEPT: usize = MAX_BODY_BYTES / 2;
+
+#[tokio::test]
+async fn lists_that_are_long_in_memory_are_answered_and_not_kept() {
+    let mut harness = PodHarness::start().await;
+    let room = MAX_BODY_BYTES - 4096;
+    let mut samples = samples();
+    samples.push((
+        "history",
+        json!({"epoch": EPOCH, "writer": "w", "after": 0, "last": 1, "sentBefore": [{"writer": "v", "last": 1}],
+            "executions": [{"id": "e"}], "steps": [{"id": "s", "action": [1], "result": {"a": 1}}], "audit": [{"seq": 1}]}),
+    ));
+    let (_, report) = samples.iter_mut().find(|(route, _)| *route == "report").unwrap();
+    report["loop"]["sensors"] = json!([{"uid": "s", "generation": 1, "totals": {}}]);
+    report["loop"]["byTool"] = json!([{"tool": "a__b", "ok": 1}]);
+    report["loop"]["guardrailTrips"] = json!([{"guardrail": "IdleTimeout", "action": "kill", "count": 1}]);
+    report["loop"]["recentActivations"] = json!([]);
+    report["loop"]["goal"] = json!({"criteria": [{"name": "a", "met": true}], "artifacts": []});
+    for (route, sample) in &samples {
+        for body in amplified(sample, room) {
+            assert!(body.len() <= MAX_BODY_BYTES);
+            let (status, answer) = harness.send(route, body).await;
+            // Too many accounts, rows or the wrong type: the answer says so.
+            assert!(
+                status != StatusCode::BAD_REQUEST || answer["message"].is_string(),
+                "{route}: {answer}"
+            );
+            let kept = harness.controller.loops.newest_report(&agent_key("x"));
+            let bytes = kept.map_or(0, |report| serde_json::to_string(&report).unwrap().len());
+            assert!(bytes <= MOST_KEPT, "{route}: {bytes} bytes are kept");
+        }
+    }
+    let reading = harness.reading().await;
+    for body in amplified(&page(reading, harness.cursor), room) {
+        harness.send_page(|_| body).await;
+    }
+    // A page has as many lines as a worker sends, and not one more.
+    let lines = |length: usize| {
+        move |page: &Value| {
+            let mut page = page.clone();
+            page["events"] = vec![page["events"][0].clone(); length].into();
+            page.to_string().into()
+        }
+    };
+    assert_eq!(harness.send_page(lines(PAGE_LINES)).await, StatusCode::OK);
+    assert_eq!(harness.send_page(lines(PAGE_LINES + 1)).await, StatusCode::BAD_REQUEST);
+    let twice = |accounts: &[&str]| {
+        let accounts: Vec<Value> = accounts.iter().map(|account| json!({"account": account})).collect();
+        json!({"epoch": EPOCH, "record": "0123456789abcdef0123456789abcdef", "accounts": accounts}).to_string()
+    };
+    let (status, answer) = harness.send("lease", twice(&["a", "b", "a"]).into()).await;
+    assert_eq!(
+        (status, &answer["message"]),
+        (StatusCode::BAD_REQUEST, &json!("an account is named twice"))
+    );
+    assert_ne!(
+        harness.send("lease", twice(&["a", "b"]).into()).await.0,
+        StatusCode::BAD_REQUEST
+    );
+    // It still serves those that send what is right.
+    let (_, report) = samples.iter().find(|(route, _)| *route == "report").unwrap();
+    assert_eq!(
+        harness.send("report", report.to_string().into()).await.0,
+        StatusCode::NO_CONTENT
+    );
 }

@@ -234,7 +234,7 @@ impl Leader {
     }
 
     fn answer(&self, request: &LeaderRequest, heard: &PendingLeaseResponse) -> LeaderResponse {
-        let mut body = self.book.response(&request.who, &request.body, heard);
+        let mut body = self.book.response(&request.who, &request.body, heard.clone());
         if self.mutation == Mutation::ForgetClosedEarly {
             // Closed, but that is not written.
             for (asked, answered) in request.body.accounts.iter().zip(&mut body.accounts) {
