@@ -6,6 +6,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::account::IDLE;
+
 /// A call that was made and answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoricalCall {
@@ -53,6 +55,11 @@ pub enum PastEvent {
         /// The sleep that the agent chose.
         sleep: Option<SignedDuration>,
     },
+    /// After a turn, the loop began to sleep or to wait for so long that its gateway closes its leases, or ended.
+    Rested {
+        /// The turn.
+        turn: i64,
+    },
 }
 
 /// The history of one Agent.
@@ -60,6 +67,8 @@ pub enum PastEvent {
 pub struct PastLoop {
     /// What happened and when, in order.
     pub events: Vec<(Timestamp, PastEvent)>,
+    /// The first turn that the history still has.
+    pub first_turn: i64,
 }
 
 impl PastLoop {
@@ -138,10 +147,11 @@ pub fn read(text: &str) -> Result<PastLoop, String> {
             HistoryLine::Other => {}
         }
     }
+    let first_turn = executions.iter().map(|execution| execution.turn).min().unwrap_or(1);
     let last_call = steps.iter().map(|step| step.timestamp).max();
     for execution in executions {
-        let last = steps.iter().rev().find(|step| step.execution_id == execution.id);
-        events.extend(turn_end(&execution, last, last_call));
+        let calls = steps.iter().rev().filter(|step| step.execution_id == execution.id);
+        events.extend(turn_end(&execution, calls, last_call));
     }
     let chats: BTreeSet<(i64, u32)> = steps
         .iter()
@@ -150,7 +160,7 @@ pub fn read(text: &str) -> Result<PastLoop, String> {
         .collect();
     events.retain(|(_, event)| !matches!(event, PastEvent::RunEnded { of, .. } if chats.contains(of)));
     events.sort_by_key(|(at, event)| (*at, order(event)));
-    Ok(PastLoop { events })
+    Ok(PastLoop { events, first_turn })
 }
 
 fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> HistoricalCall {
@@ -185,27 +195,44 @@ fn audit_event(audit: AuditLine) -> Option<(Timestamp, PastEvent)> {
     }
 }
 
-/// The end of a turn of the agent's own. `last`: its last call, which has the sleep that was chosen. `last_call`: when the
-/// last call of the loop was answered.
-fn turn_end(
+/// The end of a turn: of one of the agent's own, with the sleep that was chosen, and whether the loop rests. `calls`: its
+/// calls, last first. `last_call`: when the last call of the loop was answered.
+fn turn_end<'a>(
     execution: &ExecutionLine,
-    last: Option<&StepLine>,
+    mut calls: impl Iterator<Item = &'a StepLine>,
     last_call: Option<Timestamp>,
-) -> Option<(Timestamp, PastEvent)> {
-    let at = execution.completed_at?;
-    let end = execution.state_snapshot.as_ref()?["end"].as_str()?;
-    let sleep = match end {
-        "continue" => None,
+) -> Vec<(Timestamp, PastEvent)> {
+    let end = execution
+        .state_snapshot
+        .as_ref()
+        .and_then(|state| state["end"].as_str());
+    let (Some(at), Some(end)) = (execution.completed_at, end) else {
+        return Vec::new();
+    };
+    let (sleep, rests) = match end {
+        "continue" => (Some(None), false),
         // A result that was refused, or a question: the loop went on.
-        "finish" | "check confidence" if last_call.is_some_and(|last| last > at) => None,
-        "sleep" => last.and_then(|step| chosen_sleep(&step.action, at)),
-        _ => return None,
+        "finish" | "check confidence" if last_call.is_some_and(|last| last > at) => (Some(None), false),
+        "sleep" => {
+            // Without a time it is the longest. What is longer than that is cut.
+            let chosen = calls.find_map(|step| chosen_sleep(&step.action, at));
+            let chosen = chosen.flatten().unwrap_or(SignedDuration::MAX);
+            (Some(Some(chosen)), chosen >= IDLE)
+        }
+        // Turns beside the mode, and pre-checks that skip a turn: the loop waits for the next one.
+        "finish" | "check confidence" | "shutdown" | "task" | "chat" | "heartbeat" | "skip" => (None, true),
+        _ => return Vec::new(),
     };
     let turn = execution.turn;
-    Some((at, PastEvent::TurnEnded { turn, sleep }))
+    let ended = sleep.map(|sleep| (at, PastEvent::TurnEnded { turn, sleep }));
+    ended
+        .into_iter()
+        .chain(rests.then_some((at, PastEvent::Rested { turn })))
+        .collect()
 }
 
-fn chosen_sleep(action: &Value, at: Timestamp) -> Option<SignedDuration> {
+/// The sleep that a call requested; `Some(None)`: one without a time.
+fn chosen_sleep(action: &Value, at: Timestamp) -> Option<Option<SignedDuration>> {
     let called = action
         .as_array()?
         .iter()
@@ -217,10 +244,11 @@ fn chosen_sleep(action: &Value, at: Timestamp) -> Option<SignedDuration> {
         .and_then(|text| serde_json::from_str(text).ok());
     let arguments: Value = read.unwrap_or_else(|| called["arguments"].clone());
     if let Some(until) = arguments["until"].as_str() {
-        let until: Timestamp = until.parse().ok()?;
-        return Some(until.duration_since(at).max(SignedDuration::ZERO));
+        let until = until.parse::<Timestamp>().ok();
+        return Some(until.map(|until| until.duration_since(at).max(SignedDuration::ZERO)));
     }
-    SignedDuration::try_from_secs_f64(arguments["sleep"].as_f64()?).ok()
+    let seconds = arguments["sleep"].as_f64();
+    Some(seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok()))
 }
 
 /// Turn and number of a call such as `t12c1a2` or `t12c1`.
@@ -237,5 +265,6 @@ fn order(event: &PastEvent) -> (i64, u32, u8) {
         PastEvent::Action { of } => (of.0, of.1, 1),
         PastEvent::RunEnded { of, .. } => (of.0, of.1, 2),
         PastEvent::TurnEnded { turn, .. } => (*turn, u32::MAX, 3),
+        PastEvent::Rested { turn } => (*turn, u32::MAX, 4),
     }
 }

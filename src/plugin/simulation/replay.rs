@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::budgets::{BudgetStop, SimulatedAccounts, is_later};
+use super::account::{BudgetStop, is_later};
+use super::budgets::SimulatedAccounts;
 use super::changes::SimulatedLimits;
 use super::past::{HistoricalCall, PastEvent, PastLoop};
 use super::report::{CallSum, SimulatedDay, SimulatedStop, SimulationReport};
 use crate::api::amount::Amount;
-use crate::api::budget::OnExhausted;
+use crate::api::budget::{AgentBudgetSpec, OnExhausted};
 use crate::api::status::PauseReason;
 use crate::engine::OutcomeKind;
 use crate::engine::replay::{GuardrailReplay, ReplayedPause};
@@ -63,7 +64,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
     moments.sort_by_key(|(at, place, _)| (*at, *place));
     let first = moments.first().map_or(Timestamp::UNIX_EPOCH, |(at, ..)| *at);
     let mut simulation = ReplayState {
-        shared: SimulatedAccounts::new(limits, Some(histories.len()), first)?,
+        shared: SimulatedAccounts::shared(limits, histories.len(), first)?,
         stops: Vec::new(),
         days: BTreeMap::new(),
         period: None,
@@ -73,7 +74,7 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
         loops.push(SimulatedLoop {
             name: name.clone(),
             guardrails: GuardrailReplay::new(limits.settings.clone()),
-            own: SimulatedAccounts::new(limits, None, first)?,
+            own: SimulatedAccounts::own(limits, first)?,
             seen: 0,
             turn: (0, 0),
             ended_turn: None,
@@ -102,7 +103,10 @@ fn calls(histories: &[(String, PastLoop)]) -> impl Iterator<Item = &HistoricalCa
     let events = histories.iter().flat_map(|(_, history)| &history.events);
     events.filter_map(|(_, event)| match event {
         PastEvent::Call(call) => Some(call),
-        PastEvent::Action { .. } | PastEvent::RunEnded { .. } | PastEvent::TurnEnded { .. } => None,
+        PastEvent::Action { .. }
+        | PastEvent::RunEnded { .. }
+        | PastEvent::TurnEnded { .. }
+        | PastEvent::Rested { .. } => None,
     })
 }
 
@@ -125,6 +129,7 @@ impl ReplayState {
                 self.pause(held, at, pause);
             }
             PastEvent::TurnEnded { turn, sleep } => self.turn_end(held, at, (*turn, *sleep)),
+            PastEvent::Rested { .. } => self.shared.rest(&held.name, at),
             PastEvent::Action { .. } | PastEvent::RunEnded { .. } => {}
         }
     }
@@ -160,8 +165,8 @@ impl ReplayState {
         held.guardrails
             .count_tokens(u64::try_from(tokens).unwrap_or(0), call.ends);
         let time = (call.starts, call.ends);
-        self.shared.charge(&held.name, &amount, time);
-        held.own.charge(&held.name, &amount, time);
+        self.shared.begin(&held.name, &amount, time);
+        held.own.begin(&held.name, &amount, time);
     }
 
     /// Why a call would not have been made, if so.
@@ -176,6 +181,7 @@ impl ReplayState {
             });
         }
         if let Some(pause) = held.guardrails.holds_call(call.starts) {
+            self.shared.rest(&held.name, call.starts);
             return Some(of_pause(pause));
         }
         let shared = self.shared.refusal(&held.name, amount, call.starts);
@@ -231,6 +237,7 @@ impl ReplayState {
     /// A pause that begins between calls.
     fn pause(&mut self, held: &mut SimulatedLoop, at: Timestamp, pause: Option<ReplayedPause>) {
         if let Some(pause) = pause {
+            self.shared.rest(&held.name, at);
             held.open = Some(self.add_stop(held, at, &of_pause(pause)));
         }
     }
@@ -298,6 +305,12 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
             .to_owned(),
         "Unanswered attempts at calls are not part of a history and are not counted.".to_owned(),
     ];
+    for (name, history) in histories.iter().filter(|(_, history)| history.first_turn > 1) {
+        list.push(format!(
+            "The history of {name} begins with turn {}: what earlier turns used is not counted.",
+            history.first_turn
+        ));
+    }
     let unknown = calls(histories).filter(|call| call.tokens.is_none()).count();
     if unknown > 0 {
         list.push(format!(
@@ -319,6 +332,14 @@ fn approximations(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) ->
         .is_some_and(|budget| budget.on_exhausted == OnExhausted::Ask)
     {
         list.push("Gates of onExhausted: Ask are treated as unanswered.".to_owned());
+    }
+    let holds_all = |budget: &AgentBudgetSpec| budget.on_exhausted != OnExhausted::Pause;
+    if limits.budget.as_ref().is_some_and(holds_all) && histories.len() > 1 {
+        list.push(
+            "Once at most a quarter of a limit is left, onExhausted leaves out Agents that are not awake. A history does not \
+             record pauses and suspensions: their Agents count as awake for up to 30 s too long. The leader must have run for 30 s."
+                .to_owned(),
+        );
     }
     if limits.budget.as_ref().is_some_and(|budget| !budget.top_ups.is_empty()) {
         list.push("All topUps are added before the first call, in the window at that time.".to_owned());

@@ -3,6 +3,7 @@
 //! Owns the file, its lock, its owner and its bounds. One batch of the engine is one transaction, which is on disk when
 //! [`Journal::commit`] returns. Does not decide anything about the loop, and never resets a file on its own.
 
+mod audit_view;
 mod copy;
 mod error;
 mod export;
@@ -401,6 +402,7 @@ impl Journal {
         }
         if found == 0 {
             self.migrate(found)?;
+            self.renew_view();
             return Ok(RestoredJournal::default());
         }
         let last: Option<JournalOwnerRow> = self.get(OWNER_KEY)?;
@@ -417,6 +419,7 @@ impl Journal {
         if found < schema::VERSION {
             self.migrate(found)?;
         }
+        self.renew_view();
         let mut snapshot: Option<EngineSnapshot> = self.get(SNAPSHOT_KEY)?;
         let in_order = last.as_ref().is_none_or(|last| last.closed);
         if last.is_some_and(|last| last.owner.agent_uid != owner.agent_uid) {
@@ -433,6 +436,13 @@ impl Journal {
 
     fn migrate(&mut self, found: i64) -> Result<(), JournalError> {
         schema::migrate(&mut self.connection, found).map_err(|error| self.sqlite(&error))
+    }
+
+    /// The loop does not need the view: a full volume must not keep it from starting.
+    fn renew_view(&self) {
+        if let Err(error) = audit_view::renew(&self.connection) {
+            tracing::warn!(%error, "failed to replace the view agent_execution_audit of the journal");
+        }
     }
 
     fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, JournalError> {

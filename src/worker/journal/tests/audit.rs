@@ -2,6 +2,7 @@
 
 use jiff::SignedDuration;
 use serde_json::{Value, json};
+use strum::IntoEnumIterator;
 
 use super::history::rows;
 use super::*;
@@ -12,7 +13,7 @@ use crate::engine::settings::EngineSettings;
 use crate::engine::tool::{
     DeclaredDefinition, DefinitionParts, ResultArtifacts, ToolOutcome, ToolSpec, UnknownOutcomePolicy,
 };
-use crate::engine::{EngineEffect, EngineGateAnswer, EngineInput, KnownTotals};
+use crate::engine::{EngineEffect, EngineGateAnswer, EngineInput, GateCause, KnownTotals};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
 use crate::worker::journaled_engine::JournaledEngine;
@@ -405,4 +406,89 @@ fn the_lines_of_a_journal_of_version_6_are_kept_and_audited() {
         json!([9, null, "Superseded", "e1-t8c1r1", null]),
     ];
     assert_eq!(found, expected);
+}
+
+/// The definition of the view in the journal.
+fn view(journal: &Journal) -> String {
+    let sql = "SELECT sql FROM sqlite_master WHERE name = 'agent_execution_audit'";
+    journal.connection.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+#[test]
+fn the_view_has_the_cause_of_each_gate_as_the_export_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = decided(dir.path());
+    let of_view =
+        "SELECT seq, cause FROM agent_execution_audit WHERE decision = 'Asked' OR cause IS NOT NULL ORDER BY seq";
+    let asked: Vec<Value> = rows(&journal, of_view);
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    assert!(asked.iter().all(|row| row[1] == "ToolPolicy"), "{asked:?}");
+    let mut notes: Vec<String> = GateCause::iter()
+        .map(|cause| format!("e1-t9c1r1 {}", cause.as_ref()))
+        .collect();
+    notes.extend(
+        [
+            "tools-a-e1-1: changed a__b; new a__c",
+            "tools-a-e1-1:",
+            "e1-t7c1r1",
+            "e1-t7c1r1 ALaterCause",
+            "e1-t7c1r1 toolpolicy",
+            "e1-t7c1r1 ToolPolicy and more",
+        ]
+        .map(str::to_owned),
+    );
+    for note in &notes {
+        let insert = "INSERT INTO journal (at, kind, turn, note) VALUES ('2026-01-01T00:00:00Z', 'GateOpened', 9, ?1)";
+        journal.connection.execute(insert, [note]).unwrap();
+    }
+    let found = rows(
+        &journal,
+        "SELECT note, cause FROM agent_execution_audit WHERE turn = 9 ORDER BY seq",
+    );
+    let expected: Vec<Value> = notes
+        .iter()
+        .map(|note| json!([note, GateCause::of_note(note).map(|cause| cause.to_string())]))
+        .collect();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_journal_of_an_earlier_release_gets_the_view_without_a_new_version_and_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    // Releases before the column cause, with tables of the same version.
+    let view_of_version_10 = schema::STEPS[9].split("CREATE VIEW agent_goal_steps").next().unwrap();
+    connection.execute_batch(view_of_version_10).unwrap();
+    let opened = "INSERT INTO journal (at, kind, turn, note) VALUES
+        ('2026-01-01T00:00:00Z', 'GateOpened', 9, 'e1-t9c1r1 ApprovalCondition')";
+    connection.execute(opened, []).unwrap();
+    connection.close().unwrap();
+    let (journal, _) = open(dir.path(), 2);
+    let causes = rows(
+        &journal,
+        "SELECT cause FROM agent_execution_audit WHERE decision = 'Asked'",
+    );
+    assert_eq!(causes, [json!(["ApprovalCondition"])]);
+    assert_eq!(count(&journal, "PRAGMA user_version"), schema::VERSION);
+    let (changes, current) = (count(&journal, "PRAGMA schema_version"), view(&journal));
+    journal.close(&owner(2)).unwrap();
+    let (journal, _) = open(dir.path(), 3);
+    assert_eq!(
+        count(&journal, "PRAGMA schema_version"),
+        changes,
+        "it is not replaced again"
+    );
+    assert_eq!(view(&journal), current);
+    journal.close(&owner(3)).unwrap();
+    // An earlier release finds all columns that it knows, in their places.
+    let connection = Connection::open(dir.path().join(FILE)).unwrap();
+    let columns = |connection: &Connection| -> Vec<String> {
+        let select = connection.prepare("SELECT * FROM agent_execution_audit").unwrap();
+        select.column_names().into_iter().map(str::to_owned).collect()
+    };
+    let new = columns(&connection);
+    connection.execute_batch(view_of_version_10).unwrap();
+    let known = columns(&connection);
+    assert_eq!(new, [known, vec!["cause".to_owned()]].concat());
 }
