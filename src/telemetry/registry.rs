@@ -379,12 +379,12 @@ pub fn reference() -> String {
             MetricSource::Namespaces,
             "Namespaces",
             "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
-             closed label sets are present. The counters add up the growth of what the Agents persist in their status, and \
-             deleted Agents stay included, so that they never decrease while a replica leads; the next leader begins with \
-             the Agents that exist then. The histograms begin with the first durations after a replica became the leader and \
+             closed label sets are present. The counters add up how much the totals that the Agents persist in their status \
+             have grown since a replica became the leader, and deleted Agents stay included: each leader begins at 0, also one \
+             that is the same container, started again. The totals themselves are those of the Agents. The histograms begin with the first durations after a replica became the leader and \
              end with the last Agent of the namespace. 1,000 namespaces have them; another gets them once nothing was measured \
-             in one of these for 10 minutes. A new leader is another `instance`, so its series are new, and `rate()` misses the \
-             first growth of each. Exemplars are traces of turns.",
+             in one of these for 10 minutes. Sum over `instance`: `rate()` and `increase()` add up what each leader counted, and \
+             miss what changed between its beginning and its first scrape. Exemplars are traces of turns.",
         ),
         (
             MetricSource::Budgets,

@@ -447,10 +447,10 @@ async fn a_deleted_agent_leaves_no_series_behind() {
     let object = serde_json::from_value(busy("x")).unwrap();
     writer.apply_watcher_event(&Event::Delete(object));
     assert!(!metrics.text().contains("agentloop_agent_"));
-    // The sum of the namespace keeps it.
+    // The sum of the namespace, which does not have its 11 turns from before this process, stays.
     let text = metrics.text();
     assert!(
-        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 11\n"),
+        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 0\n"),
         "{text}"
     );
 }
