@@ -173,6 +173,8 @@ metrics! {
 
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
         "Number of Agents that draw on the AgentBudget.";
+    BUDGET_CREATED = Budgets Gauge "agentloop_budget_created_timestamp_seconds" ["namespace", "budget"]
+        "Time of creation of the AgentBudget, in seconds since the Unix epoch.";
     BUDGET_LEASES = Budgets Counter "agentloop_budget_leases_total" ["namespace", "budget"]
         "Total number of leases granted to gateways since the AgentBudget was created, as persisted in its status.";
     BUDGET_WRITES = Budgets Counter "agentloop_budget_ledger_writes_total" ["namespace", "budget"]
@@ -371,7 +373,9 @@ pub fn reference() -> String {
             MetricSource::Agents,
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
-             are the totals persisted in its status, so that they never decrease. A series that is absent means 0: use \
+             are the totals persisted in its status, so that they never decrease, and each leader exports the same ones: take \
+             `max without (instance, pod)` of them, with a subquery for `increase()` or `rate()`, where the leader may have \
+             changed twice ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0: use \
              `or vector(0)` in queries. `increase()` and `rate()` miss the first count of a series that appears; the recording \
              rules `*:increase1h` of the chart count it. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
         ),
@@ -395,7 +399,8 @@ pub fn reference() -> String {
             MetricSource::Sensors,
             "Sensors",
             "One set of series per Sensor, read from the leader's cache at each scrape and removed with the Sensor. A Sensor that \
-             runs in its receivers' pods, such as a schedule, counts once per receiver.",
+             runs in its receivers' pods, such as a schedule, counts once per receiver. The counters are totals from the status, as \
+             those of Agents are.",
         ),
         (MetricSource::Controller, "Controller", "One set of series per replica."),
         (MetricSource::Process, "Process", "One set of series per replica."),
