@@ -93,6 +93,7 @@ impl ReconcileObserver for MetricsObserver {
         self.metrics.add(self.durations.clone());
         let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);
         self.metrics.add(Arc::new(collector));
+        self.metrics.caches_filled.set(1);
         self.readiness.set(None);
     }
 

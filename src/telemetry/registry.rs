@@ -243,6 +243,8 @@ metrics! {
 
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision", "rustc"]
         "Information about the build in labels; always 1.";
+    CACHES_FILLED = Controller Gauge "agentloop_controller_caches_filled" []
+        "Whether this replica leads and has listed all objects, so that it exports the series of Agents, AgentBudgets, Sensors and namespaces; 0 on the other replicas.";
     GATE_WEBHOOKS = Controller Counter "agentloop_gate_webhook_attempts_total" ["event", "result"]
         "Total number of requests to the webhook that announces gates (chart value approvals.webhook), by event (opened or closed) and result (sent or failed); each attempt counts.";
     HISTORY_BATCHES = Controller Counter "agentloop_history_batches_total" ["result"]

@@ -165,7 +165,9 @@ fn the_sums_of_namespaces_are_exported_once_all_agents_are_known_and_grow_from_t
         assert_eq!(leader.read("calls_total", ""), None);
         leader.see(name, &json!({"usage": {"calls": calls_of}}));
     }
+    assert_eq!(leader.metrics.caches_filled.get(), 0);
     leader.ready();
+    assert_eq!(leader.metrics.caches_filled.get(), 1);
     assert_eq!(leader.read("calls_total", "").as_deref(), Some("0"));
     leader.see("a", &json!({"usage": {"calls": 1_001}}));
     leader.see("c", &json!({"usage": {"calls": 30}}));

@@ -70,15 +70,26 @@ fn now() -> Vec<DashboardPanel> {
         DashboardPanel::table(
             "Builds",
             "What runs, since when.",
-            vec![TableColumn {
-                title: "Started",
-                query: format!(
-                    "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
-                    select(&registry::PROCESS_START),
-                    select(&registry::BUILD_INFO)
-                ),
-                unit: PanelUnit::Timestamp,
-            }],
+            vec![
+                TableColumn {
+                    title: "Started",
+                    query: format!(
+                        "max by (instance, version) ({} * 1000 * on (job, instance) group_left (version) {})",
+                        select(&registry::PROCESS_START),
+                        select(&registry::BUILD_INFO)
+                    ),
+                    unit: PanelUnit::Timestamp,
+                },
+                TableColumn {
+                    title: "Leads, caches filled",
+                    query: format!(
+                        "max by (instance, version) ({} * on (job, instance) group_left (version) {})",
+                        select(&registry::CACHES_FILLED),
+                        select(&registry::BUILD_INFO)
+                    ),
+                    unit: PanelUnit::Count,
+                },
+            ],
         )
         .wide(8),
     ]
