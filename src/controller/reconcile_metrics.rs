@@ -87,11 +87,13 @@ impl ReconcileObserver for MetricsObserver {
             tracing::error!("the caches were reported as filled twice; using the first view");
             return;
         }
-        // Any earlier, the sums would lack the Agents that are not listed yet, whose totals would then count as growth.
+        // Any earlier, the totals of the Agents that are not listed yet would count as growth.
+        self.totals.caches_filled();
         self.metrics.add(self.totals.clone());
         self.metrics.add(self.durations.clone());
         let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);
         self.metrics.add(Arc::new(collector));
+        self.metrics.caches_filled.set(1);
         self.readiness.set(None);
     }
 

@@ -171,7 +171,7 @@ impl<T: QueuedRecord + Send> BatchExporter<T> {
             if !failure.is_temporary || self.closing.is_cancelled() {
                 return false;
             }
-            let wait = failure.retry_after.unwrap_or_else(|| backoff.next_spread(jitter()));
+            let wait = wait_of(failure.retry_after, backoff.next_spread(jitter()));
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 () = self.closing.cancelled() => {}
@@ -198,6 +198,12 @@ impl<T: QueuedRecord + Send> BatchExporter<T> {
             );
         }
     }
+}
+
+/// How long to wait before the next attempt. A server that asks for no time, or for less than the backoff, gets the backoff: it
+/// would otherwise receive requests without a pause.
+fn wait_of(asked: Option<Duration>, backoff: Duration) -> Duration {
+    asked.map_or(backoff, |asked| asked.max(backoff))
 }
 
 #[cfg(test)]

@@ -195,6 +195,22 @@ async fn a_temporary_failure_is_retried_and_another_is_not() {
     assert_eq!((collector.sizes(), dropped(&sink)), (vec![1, 1, 1], 1));
 }
 
+#[test]
+fn a_server_can_ask_for_more_time_than_the_backoff_and_not_for_less() {
+    let backoff = Duration::from_secs(2);
+    for (asked, wait) in [
+        (None, 2),
+        (Some(0), 2),
+        (Some(1), 2),
+        (Some(2), 2),
+        (Some(3), 3),
+        (Some(300), 300),
+    ] {
+        let asked = asked.map(Duration::from_secs);
+        assert_eq!(wait_of(asked, backoff), Duration::from_secs(wait), "{asked:?}");
+    }
+}
+
 #[tokio::test]
 async fn rejected_spans_are_counted() {
     let collector = Collector::start(&[Act::Reject(2)]).await;

@@ -102,7 +102,7 @@ impl CallSpan<'_> {
                 int("gen_ai.usage.input_tokens", input),
                 int("gen_ai.usage.output_tokens", usage.output),
                 int("gen_ai.usage.cache_read.input_tokens", usage.cache_read),
-                int("gen_ai.usage.cache_creation.input_tokens", usage.cache_write),
+                int("gen_ai.usage.cache_write.input_tokens", usage.cache_write),
                 int("gen_ai.usage.reasoning.output_tokens", usage.reasoning),
             ]);
         }
@@ -230,7 +230,7 @@ pub(crate) mod tests {
             ("gen_ai.usage.input_tokens", "123"),
             ("gen_ai.usage.output_tokens", "9"),
             ("gen_ai.usage.cache_read.input_tokens", "20"),
-            ("gen_ai.usage.cache_creation.input_tokens", "3"),
+            ("gen_ai.usage.cache_write.input_tokens", "3"),
             ("gen_ai.usage.reasoning.output_tokens", "4"),
             ("agentloop.cost.micro_usd", "7"),
         ];

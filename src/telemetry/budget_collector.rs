@@ -39,7 +39,9 @@ impl SeriesSource for BudgetCollector {
                 let metadata = &budget.object.metadata;
                 let namespace = metadata.namespace.as_deref().unwrap_or_default();
                 let name = metadata.name.as_deref().unwrap_or_default();
+                let created = metadata.creation_timestamp.as_ref();
                 let facts = BudgetNumbers {
+                    created: created.map_or(0, |time| time.0.as_second()),
                     status,
                     spent: &budget.spent,
                 };
@@ -51,6 +53,8 @@ impl SeriesSource for BudgetCollector {
 
 /// What the series of one AgentBudget show.
 struct BudgetNumbers<'a> {
+    /// In seconds since the Unix epoch.
+    created: i64,
     status: &'a AgentBudgetStatus,
     spent: &'a Amount,
 }
@@ -62,6 +66,9 @@ type WriteBudget = fn(&BudgetNumbers<'_>, &mut Samples<'_, '_, '_>);
 const FAMILIES: &[(&Metric, WriteBudget)] = &[
     (&registry::BUDGET_AGENTS, |budget, out| {
         out.put(&[], budget.status.agents.into());
+    }),
+    (&registry::BUDGET_CREATED, |budget, out| {
+        out.put(&[], number(budget.created));
     }),
     (&registry::BUDGET_LEASES, |budget, out| {
         let record = budget.status.ledger.as_ref();

@@ -45,6 +45,8 @@ pub struct Metrics {
     pub max_concurrent: IntGaugeVec,
     /// 1 for the Lease that this replica holds.
     pub leader: IntGaugeVec,
+    /// 1 once this replica leads and its caches are filled.
+    pub caches_filled: IntGauge,
     /// Requests to the Kubernetes API by code, method, host.
     pub requests: IntCounterVec,
     /// Durations of requests to the Kubernetes API by verb and host.
@@ -95,6 +97,7 @@ impl Metrics {
             active_workers: gauges(&registry::RECONCILE_WORKERS)?,
             max_concurrent: gauges(&registry::RECONCILE_MAX)?,
             leader: gauges(&registry::LEADER)?,
+            caches_filled: IntGauge::with_opts(registry::CACHES_FILLED.opts())?,
             requests: counters(&registry::REQUESTS)?,
             request_seconds: histograms(&registry::REQUEST_SECONDS, &REQUEST_BUCKETS)?,
             queues: QueueInstruments::new()?,
@@ -215,6 +218,7 @@ impl Metrics {
         self.register(self.active_workers.clone())?;
         self.register(self.max_concurrent.clone())?;
         self.register(self.leader.clone())?;
+        self.register(self.caches_filled.clone())?;
         self.register(self.requests.clone())?;
         self.register(self.request_seconds.clone())?;
         self.queues.register(&self.registry)?;

@@ -1,7 +1,9 @@
 //! Sums over the Agents of each namespace, which keep what deleted Agents had.
 //!
 //! Every version of an Agent that the watch shows adds its growth to its namespace, so that nothing between two scrapes
-//! is lost and no counter ever decreases within a process. Refused calls are in no status: each report of a gateway adds their growth.
+//! is lost and no counter ever decreases within a process. What an Agent had when this process began is not part of the sums:
+//! an earlier process has exported it, maybe as the same target. Refused calls are in no status: each report of a gateway adds
+//! their growth.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -82,7 +84,7 @@ impl SumSeries {
 /// An Agent as last seen.
 struct SeenAgent {
     uid: String,
-    /// Its totals, in the order of the series.
+    /// Those of its totals that need not be added any more, in the order of the series.
     totals: Vec<i64>,
     /// Its refused calls in the last report of its gateway to this leader; `None`: there was none.
     refused: Option<i64>,
@@ -103,6 +105,8 @@ struct NamespaceSums {
 
 #[derive(Default)]
 struct SumTable {
+    /// Whether all Agents that existed when this process began have been seen.
+    is_complete: bool,
     agents: BTreeMap<NamespacedName, SeenAgent>,
     namespaces: BTreeMap<String, NamespaceSums>,
     last_emptied: u64,
@@ -124,7 +128,13 @@ impl Default for NamespaceTotals {
 }
 
 impl NamespaceTotals {
-    /// Adds what the Agent has more than when it was last seen.
+    /// The caches are filled: every Agent that is seen for the first time from now on is new, and all that it has is growth.
+    pub fn caches_filled(&self) {
+        self.lock().is_complete = true;
+    }
+
+    /// Adds what the Agent has more than when it was last seen. Before the caches are filled, the first sight of an Agent adds
+    /// nothing.
     pub fn agent_seen(&self, agent: &Agent) {
         let id = NamespacedName::of(agent);
         let status = agent.status.as_ref();
@@ -135,20 +145,23 @@ impl NamespaceTotals {
             .map(|series| usage.map_or(0, |usage| (series.of_agent)(usage)))
             .collect();
         let mut table = self.lock();
-        let SumTable { agents, namespaces, .. } = &mut *table;
+        let SumTable {
+            is_complete,
+            agents,
+            namespaces,
+            ..
+        } = &mut *table;
         let sums = namespaces.entry(id.namespace.clone()).or_default();
         sums.totals.resize(self.series.len(), 0);
         let uid = agent.uid().unwrap_or_default();
         let known = agents.entry(id).or_insert_with(|| {
             sums.agents += 1;
-            SeenAgent::new(self.series.len())
+            let counted = |total: &i64| if *is_complete { 0 } else { (*total).max(0) };
+            SeenAgent::new(uid.clone(), totals.iter().map(counted).collect())
         });
         if known.uid != uid {
             // Deleted and created again while the watch was interrupted.
-            *known = SeenAgent {
-                uid,
-                ..SeenAgent::new(self.series.len())
-            };
+            *known = SeenAgent::new(uid, vec![0; self.series.len()]);
         }
         for ((sum, last), total) in sums.totals.iter_mut().zip(&mut known.totals).zip(totals) {
             // Totals in the status never decrease, unless they are edited.
@@ -235,10 +248,10 @@ struct NamespaceGauges {
 }
 
 impl SeenAgent {
-    fn new(series: usize) -> Self {
+    fn new(uid: String, totals: Vec<i64>) -> Self {
         Self {
-            uid: String::new(),
-            totals: vec![0; series],
+            uid,
+            totals,
             refused: None,
             state: None,
             open_gates: 0,

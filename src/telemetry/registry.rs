@@ -173,6 +173,8 @@ metrics! {
 
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
         "Number of Agents that draw on the AgentBudget.";
+    BUDGET_CREATED = Budgets Gauge "agentloop_budget_created_timestamp_seconds" ["namespace", "budget"]
+        "Time of creation of the AgentBudget, in seconds since the Unix epoch.";
     BUDGET_LEASES = Budgets Counter "agentloop_budget_leases_total" ["namespace", "budget"]
         "Total number of leases granted to gateways since the AgentBudget was created, as persisted in its status.";
     BUDGET_WRITES = Budgets Counter "agentloop_budget_ledger_writes_total" ["namespace", "budget"]
@@ -241,6 +243,8 @@ metrics! {
 
     BUILD_INFO = Controller Gauge "agentloop_build_info" ["version", "revision", "rustc"]
         "Information about the build in labels; always 1.";
+    CACHES_FILLED = Controller Gauge "agentloop_controller_caches_filled" []
+        "Whether this replica leads and has listed all objects, so that it exports the series of Agents, AgentBudgets, Sensors and namespaces; 0 on the other replicas.";
     GATE_WEBHOOKS = Controller Counter "agentloop_gate_webhook_attempts_total" ["event", "result"]
         "Total number of requests to the webhook that announces gates (chart value approvals.webhook), by event (opened or closed) and result (sent or failed); each attempt counts.";
     HISTORY_BATCHES = Controller Counter "agentloop_history_batches_total" ["result"]
@@ -371,7 +375,9 @@ pub fn reference() -> String {
             MetricSource::Agents,
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
-             are the totals persisted in its status, so that they never decrease. A series that is absent means 0: use \
+             are the totals persisted in its status, so that they never decrease, and each leader exports the same ones: take \
+             `max without (instance, pod)` of them, with a subquery for `increase()` or `rate()`, where the leader may have \
+             changed twice ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0: use \
              `or vector(0)` in queries. `increase()` and `rate()` miss the first count of a series that appears; the recording \
              rules `*:increase1h` of the chart count it. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
         ),
@@ -379,12 +385,12 @@ pub fn reference() -> String {
             MetricSource::Namespaces,
             "Namespaces",
             "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
-             closed label sets are present. The counters add up the growth of what the Agents persist in their status, and \
-             deleted Agents stay included, so that they never decrease while a replica leads; the next leader begins with \
-             the Agents that exist then. The histograms begin with the first durations after a replica became the leader and \
+             closed label sets are present. The counters add up how much the totals that the Agents persist in their status \
+             have grown since a replica became the leader, and deleted Agents stay included: each leader begins at 0, also one \
+             that is the same container, started again. The totals themselves are those of the Agents. The histograms begin with the first durations after a replica became the leader and \
              end with the last Agent of the namespace. 1,000 namespaces have them; another gets them once nothing was measured \
-             in one of these for 10 minutes. A new leader is another `instance`, so its series are new, and `rate()` misses the \
-             first growth of each. Exemplars are traces of turns.",
+             in one of these for 10 minutes. Sum over `instance`: `rate()` and `increase()` add up what each leader counted, and \
+             miss what changed between its beginning and its first scrape. Exemplars are traces of turns.",
         ),
         (
             MetricSource::Budgets,
@@ -395,7 +401,8 @@ pub fn reference() -> String {
             MetricSource::Sensors,
             "Sensors",
             "One set of series per Sensor, read from the leader's cache at each scrape and removed with the Sensor. A Sensor that \
-             runs in its receivers' pods, such as a schedule, counts once per receiver.",
+             runs in its receivers' pods, such as a schedule, counts once per receiver. The counters are totals from the status, as \
+             those of Agents are.",
         ),
         (MetricSource::Controller, "Controller", "One set of series per replica."),
         (MetricSource::Process, "Process", "One set of series per replica."),

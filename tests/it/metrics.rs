@@ -149,7 +149,7 @@ fn budget(name: &str, limits: &Value) -> SpentBudget {
     let budget = json!({
         "apiVersion": "agentloop.dev/v1alpha1",
         "kind": "AgentBudget",
-        "metadata": {"namespace": "team-a", "name": name, "uid": format!("uid-of-{name}")},
+        "metadata": {"namespace": "team-a", "name": name, "uid": format!("uid-of-{name}"), "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"limits": {"tokens": 1000, "costUSD": "2.50"}, "window": {"rolling": {"seconds": 3600}}},
         "status": {
             "conditions": [condition("Ready", "True"), condition("NearLimit", "False"), condition("example.com/F", "True")],
@@ -447,10 +447,10 @@ async fn a_deleted_agent_leaves_no_series_behind() {
     let object = serde_json::from_value(busy("x")).unwrap();
     writer.apply_watcher_event(&Event::Delete(object));
     assert!(!metrics.text().contains("agentloop_agent_"));
-    // The sum of the namespace keeps it.
+    // The sum of the namespace, which does not have its 11 turns from before this process, stays.
     let text = metrics.text();
     assert!(
-        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 11\n"),
+        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 0\n"),
         "{text}"
     );
 }
@@ -501,10 +501,10 @@ async fn a_thousand_healthy_agents_have_as_many_series_as_the_formula_yields_at_
         // No gateway has reported here, so refused calls are absent.
         let without_report = if level == PerObject::Full { each - 1 } else { each };
         assert_eq!(count("agentloop_agent_"), 1000 * without_report, "{level:?}");
-        // Of five kinds of limits in one budget and one in the other: limit, reserved, spent and used. Agents, leases, writes,
-        // reset and a condition.
+        // Of five kinds of limits in one budget and one in the other: limit, reserved, spent and used. Time of creation, Agents, leases,
+        // writes, reset and a condition.
         let budget = match level {
-            PerObject::Full => 6 * 4 + 2 * 5,
+            PerObject::Full => 6 * 4 + 2 * 6,
             PerObject::Minimal => 6 * 3 + 2,
             PerObject::Disabled => 0,
         };

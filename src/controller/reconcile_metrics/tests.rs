@@ -159,14 +159,36 @@ fn calls(count: u64) -> Value {
 }
 
 #[test]
-fn the_sums_of_namespaces_are_exported_once_all_agents_are_in_them() {
+fn the_sums_of_namespaces_are_exported_once_all_agents_are_known_and_grow_from_there() {
     let mut leader = LeaderHarness::starting();
     for (name, calls_of) in [("a", 1_000), ("b", 200)] {
         assert_eq!(leader.read("calls_total", ""), None);
         leader.see(name, &json!({"usage": {"calls": calls_of}}));
     }
+    assert_eq!(leader.metrics.caches_filled.get(), 0);
     leader.ready();
-    assert_eq!(leader.read("calls_total", "").as_deref(), Some("1200"));
+    assert_eq!(leader.metrics.caches_filled.get(), 1);
+    assert_eq!(leader.read("calls_total", "").as_deref(), Some("0"));
+    leader.see("a", &json!({"usage": {"calls": 1_001}}));
+    leader.see("c", &json!({"usage": {"calls": 30}}));
+    assert_eq!(leader.read("calls_total", "").as_deref(), Some("31"));
+}
+
+#[test]
+fn a_container_that_starts_again_counts_from_0_whatever_deleted_agents_had() {
+    let calls = |leader: &LeaderHarness| leader.read("calls_total", "");
+    let mut first = LeaderHarness::with_agents(&[]);
+    first.see("a", &json!({"usage": {"calls": 500}}));
+    first.see("b", &json!({"usage": {"calls": 1}}));
+    first.delete("b");
+    assert_eq!(calls(&first).as_deref(), Some("501"));
+    // 500 would be a reset of the counter, after which all of them are growth.
+    let mut second = LeaderHarness::starting();
+    second.see("a", &json!({"usage": {"calls": 500}}));
+    second.ready();
+    assert_eq!(calls(&second).as_deref(), Some("0"));
+    second.see("a", &json!({"usage": {"calls": 502}}));
+    assert_eq!(calls(&second).as_deref(), Some("2"));
 }
 
 #[test]

@@ -164,6 +164,14 @@ fn now() -> Vec<DashboardPanel> {
                     query: select(&registry::BUDGET_AGENTS),
                     unit: PanelUnit::Count,
                 },
+                TableColumn {
+                    title: "Created",
+                    query: format!(
+                        "max by (namespace, budget) ({}) * 1000",
+                        select(&registry::BUDGET_CREATED)
+                    ),
+                    unit: PanelUnit::Timestamp,
+                },
             ],
         ),
     ]

@@ -64,15 +64,26 @@ fn now() -> Vec<DashboardPanel> {
         DashboardPanel::table(
             "Builds",
             "What runs, since when.",
-            vec![TableColumn {
-                title: "Started",
-                query: format!(
-                    "max by (instance, version) ({} * on (job, instance) group_left () (max by (job, instance) ({}) * 1000))",
-                    select(&registry::BUILD_INFO),
-                    select(&registry::PROCESS_START)
-                ),
-                unit: PanelUnit::Timestamp,
-            }],
+            vec![
+                TableColumn {
+                    title: "Started",
+                    query: format!(
+                        "max by (instance, version) ({} * on (job, instance) group_left () (max by (job, instance) ({}) * 1000))",
+                        select(&registry::BUILD_INFO),
+                        select(&registry::PROCESS_START)
+                    ),
+                    unit: PanelUnit::Timestamp,
+                },
+                TableColumn {
+                    title: "Leads, caches filled",
+                    query: format!(
+                        "max by (instance, version) ({} * on (job, instance) group_left () max by (job, instance) ({}))",
+                        select(&registry::BUILD_INFO),
+                        select(&registry::CACHES_FILLED)
+                    ),
+                    unit: PanelUnit::Count,
+                },
+            ],
         )
         .wide(8),
     ]

@@ -7,12 +7,27 @@ use super::super::exposition::ExpositionFormat;
 use super::*;
 
 /// The sums of namespace `a`.
-#[derive(Default)]
 struct TotalsHarness {
     totals: NamespaceTotals,
 }
 
+impl Default for TotalsHarness {
+    /// There was no Agent when this process began.
+    fn default() -> Self {
+        let harness = Self::starting();
+        harness.totals.caches_filled();
+        harness
+    }
+}
+
 impl TotalsHarness {
+    /// The caches are not filled yet.
+    fn starting() -> Self {
+        Self {
+            totals: NamespaceTotals::default(),
+        }
+    }
+
     /// The gateway of the Agent with this uid reports its refused calls. Returns the sum.
     fn refuse(&self, agent: &str, uid: &str, calls: i64) -> String {
         let agent = NamespacedName::new("a", agent);
@@ -68,6 +83,27 @@ fn an_agent(name: &str, uid: &str, status: &Value) -> Agent {
         "spec": {"model": {"api": "Scripted", "name": "m"}}, "status": status,
     }))
     .unwrap()
+}
+
+/// A container that starts again is the same target, so a sum of all Agents would jump back by what deleted ones had.
+#[test]
+fn what_agents_had_when_this_process_began_is_in_no_sum() {
+    let harness = TotalsHarness::starting();
+    harness.seen("x", "1", 500);
+    assert_eq!(harness.turns(), "0");
+    // A reconcile that does not wait for all caches.
+    harness.seen("x", "1", 501);
+    assert_eq!(harness.turns(), "1");
+    harness.seen("y", "2", -7);
+    harness.seen("y", "2", 0);
+    assert_eq!(harness.turns(), "1");
+    harness.seen("x", "3", 4);
+    assert_eq!(harness.turns(), "5", "created again since");
+    harness.totals.caches_filled();
+    assert_eq!(harness.turns(), "5");
+    harness.seen("y", "2", 3);
+    harness.seen("z", "4", 20);
+    assert_eq!(harness.turns(), "28", "an Agent that is new");
 }
 
 #[test]

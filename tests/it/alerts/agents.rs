@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use agentloop::api::NamespacedName;
@@ -14,9 +15,12 @@ use agentloop::telemetry::http::{HttpLimits, SCRAPE_WAIT, metrics as scrapes, se
 use agentloop::telemetry::metrics::Metrics;
 use agentloop::telemetry::registry;
 use agentloop::telemetry::requests::CountRequests;
+use axum::Router;
+use axum::routing::get;
 use jiff::Timestamp;
 use kube::Client;
 use pretty_assertions::assert_eq;
+use regex::Regex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -250,9 +254,24 @@ struct Endpoint {
 
 impl Endpoint {
     async fn serve(metrics: &Arc<Metrics>) -> Self {
+        Self::of(scrapes(metrics.clone(), SCRAPE_WAIT)).await
+    }
+
+    /// Each scrape finds a process that has started since the one before.
+    async fn serve_restarts(metrics: Arc<Metrics>) -> Self {
+        let start = Regex::new(r"(?m)^process_start_time_seconds .*$").unwrap();
+        let starts = Arc::new(AtomicU64::new(1_700_000_000));
+        let text = move || {
+            let started = format!("process_start_time_seconds {}", starts.fetch_add(1, Ordering::Relaxed));
+            let text = start.replace(&metrics.text(), started).into_owned();
+            async move { ([("content-type", "text/plain; version=0.0.4")], text) }
+        };
+        Self::of(Router::new().route("/metrics", get(text))).await
+    }
+
+    async fn of(router: Router) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let router = scrapes(metrics.clone(), SCRAPE_WAIT);
         let task = tokio::spawn(async move {
             serve(listener, router, HttpLimits::default()).await;
         });
@@ -265,7 +284,7 @@ impl Endpoint {
 }
 
 /// What fires while the controllers are scraped.
-pub(super) const DAY: [(&str, &str); 14] = [
+pub(super) const DAY: [(&str, &str); 16] = [
     ("AgentloopAgentApprovalPending", "asker shop"),
     ("AgentloopAgentGuardrailTripping", "crawler LoopDetected lab"),
     ("AgentloopAgentLoopDetected", "crawler lab"),
@@ -277,6 +296,8 @@ pub(super) const DAY: [(&str, &str); 14] = [
     ("AgentloopBudgetExhausted", "coins shop"),
     ("AgentloopBudgetNearLimit", "purse shop"),
     ("AgentloopOperatorNoLeader", "agentloop-canary"),
+    ("AgentloopOperatorNotReady", "agentloop-blind"),
+    ("AgentloopOperatorRestarting", "agentloop-crashing"),
     ("AgentloopSensorNotReady", "shop feed"),
     ("AgentloopSpendRateHigh", "lab"),
     ("AgentloopTasksPilingUp", "waiter shop"),
@@ -290,15 +311,26 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     }
     let day = Day::begin().await;
     let main = Endpoint::serve(&day.metrics).await;
-    // Another release in the same Prometheus, which waits for the Lease.
-    let standby = Arc::new(Metrics::new().unwrap());
-    standby.leader.with_label_values(&[LEASE_NAME]).set(0);
-    let other = Endpoint::serve(&standby).await;
-    let targets = [main.target("agentloop-system"), other.target("agentloop-canary")];
+    // Other releases in the same Prometheus: one waits for the Lease, one cannot list all objects, and one restarts all the time.
+    let release = |leads: i64, filled: i64| {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        metrics.leader.with_label_values(&[LEASE_NAME]).set(leads);
+        metrics.caches_filled.set(filled);
+        metrics
+    };
+    let other = Endpoint::serve(&release(0, 0)).await;
+    let blind = Endpoint::serve(&release(1, 0)).await;
+    let crashing = Endpoint::serve_restarts(release(1, 1)).await;
+    let targets = [
+        main.target("agentloop-system"),
+        other.target("agentloop-canary"),
+        blind.target("agentloop-blind"),
+        crashing.target("agentloop-crashing"),
+    ];
     let config = json!([{"job_name": "agentloop", "honor_labels": true, "static_configs": targets}]);
     let mut prometheus = Prometheus::start(&config);
     tokio::task::block_in_place(|| {
-        prometheus.until_some("both releases", "count(up == 1) == 2");
+        prometheus.until_some("all releases", "count(up == 1) == 4");
         prometheus.load_rules(&fast_rules());
     });
     // Until now there was no report for them, however long Prometheus took to start: that is no lack of progress.
@@ -319,7 +351,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
         assert_families(&prometheus);
     });
 
-    // The release is gone, while the other one is still scraped.
+    // The release is gone, while the others are still scraped.
     main.task.abort();
     let dusk = Instant::now();
     while dusk.elapsed() < NIGHT && !missing(&fired, &[DOWN]).is_empty() {
@@ -328,7 +360,9 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
         tokio::task::block_in_place(|| look(&prometheus, &mut fired, began.elapsed()));
     }
     day.end().await;
-    other.task.abort();
+    for endpoint in [other, blind, crashing] {
+        endpoint.task.abort();
+    }
     let expected: Vec<_> = DAY.into_iter().chain([DOWN]).collect();
     assert_eq!(missing(&fired, &expected), [], "fired: {fired:#?}");
     assert_eq!(unexpected(&fired, &expected), [], "fired: {fired:#?}");

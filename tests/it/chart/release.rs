@@ -162,6 +162,29 @@ fn the_notes_name_what_the_settings_call_for() {
     assert!(!plain.contains("WARNING"), "{plain}");
     let scraped = notes(&["metrics.podMonitor.enabled=true"]).unwrap();
     assert!(!scraped.contains("Nothing scrapes"), "{scraped}");
+    let rules = "metrics.prometheusRule.enabled=true";
+    let pushed = notes(&[rules, "telemetry.otlp.metrics=true"]).unwrap();
+    assert!(
+        pushed.contains("WARNING: pushed metrics") && pushed.contains(r#"job="agentloop""#),
+        "{pushed}"
+    );
+    for found in [
+        &[rules][..],
+        &["telemetry.otlp.metrics=true"],
+        &[
+            rules,
+            "telemetry.otlp.metrics=true",
+            r#"metrics.prometheusRule.selector=job="agentloop""#,
+        ],
+        &[
+            rules,
+            "telemetry.otlp.metrics=true",
+            "metrics.serviceMonitor.enabled=true",
+        ],
+    ] {
+        let notes = notes(found).unwrap();
+        assert!(!notes.contains("WARNING"), "{found:?}: {notes}");
+    }
     let read = notes(&["metrics.authentication=Token", "watchNamespaces={team-a}"]).unwrap();
     assert!(
         read.contains("--clusterrole=agentloop-agentloop-system-metrics-reader "),
