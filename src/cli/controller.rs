@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use axum::http::Uri;
 use clap::{ArgAction, Args as ClapArgs};
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::{LocalObjectReference, ResourceRequirements};
 use kube::Config;
 use rustls::pki_types::ServerName;
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,7 +22,7 @@ use crate::controller::leadership::election::LeaseTimes;
 use crate::controller::page::PageSettings;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS, PlatformPolicy, PodPolicy, PriceTable};
 use crate::controller::process::{self, ControllerOptions, ElectionOptions, ExportOptions};
-use crate::controller::sensor::pod::SensorPodSettings;
+use crate::controller::sensor::pod::{SensorPodSettings, SensorPodTemplate};
 use crate::history::HistoryStore;
 use crate::link::pod::{AgentEgress, PrivateAddresses};
 use crate::sensing::address::Cidr;
@@ -70,6 +70,13 @@ pub(super) struct ControllerArgs {
     /// Resources of the sensor pods, as JSON.
     #[arg(long, env = "AGENTLOOP_SENSOR_RESOURCES", default_value = SENSOR_RESOURCES, value_parser = resources)]
     sensor_resources: ResourceRequirements,
+    /// Comma-separated Secrets with which the images of the Agents' pods are pulled, besides those of an Agent.
+    #[arg(long, env = "AGENTLOOP_AGENT_IMAGE_PULL_SECRETS", value_delimiter = ',')]
+    agent_image_pull_secrets: Vec<String>,
+    /// Scheduling, pull secrets and annotations of the sensor pods, as JSON: nodeSelector, tolerations, affinity,
+    /// priorityClassName, imagePullSecrets and podAnnotations.
+    #[arg(long, env = "AGENTLOOP_SENSOR_POD", default_value = "{}", value_parser = sensor_pod_template)]
+    sensor_pod: SensorPodTemplate,
     /// Secret in the namespaces of Agents with the headers of OTLP requests under the key `headers`; empty: none.
     #[arg(long, env = "AGENTLOOP_OTLP_HEADERS_SECRET")]
     otlp_headers_secret: Option<String>,
@@ -246,6 +253,7 @@ impl ControllerArgs {
             image_pull_policy: self.image_pull_policy.clone(),
             link_url: link_url.clone(),
             resources: self.sensor_resources,
+            template: self.sensor_pod,
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
             environment: log_variables(|name| std::env::var(name).ok(), self.otlp_headers_secret.as_deref()),
@@ -275,6 +283,10 @@ impl ControllerArgs {
                 watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
                 gateway_resources: self.gateway_resources,
                 worker_resources: self.worker_resources,
+                image_pull_secrets: given(self.agent_image_pull_secrets)
+                    .into_iter()
+                    .map(|name| LocalObjectReference { name })
+                    .collect(),
                 gateway_environment: trace_variables(
                     |name| std::env::var(name).ok(),
                     self.otlp_headers_secret.as_deref(),
@@ -378,6 +390,12 @@ fn resources(json: &str) -> Result<ResourceRequirements, String> {
     })
 }
 
+fn sensor_pod_template(json: &str) -> Result<SensorPodTemplate, String> {
+    serde_json::from_str(json).map_err(|error| {
+        format!(r#"not settings of a pod as JSON, such as {{"nodeSelector":{{"pool":"small"}}}}: {error}"#)
+    })
+}
+
 /// SIGTERM, and SIGINT at a terminal, request a graceful shutdown; a second one terminates at once.
 fn end_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
     let mut term = signal(SignalKind::terminate())?;
@@ -465,6 +483,29 @@ mod tests {
         };
         assert_eq!(namespaces("--watch-namespaces=a, b,"), ["a", "b"]);
         assert!(namespaces("--watch-namespaces=").is_empty());
+    }
+
+    #[test]
+    fn what_the_chart_sets_on_pods_is_read_from_flags_and_is_nothing_by_default() {
+        let defaults = options(&["--pod-name=a"]).unwrap();
+        assert!(defaults.settings.image_pull_secrets.is_empty());
+        assert_eq!(defaults.sensor_pods.template, SensorPodTemplate::default());
+        let flags = [
+            "--pod-name=a",
+            "--agent-image-pull-secrets=registry, mirror,",
+            r#"--sensor-pod={"priorityClassName":"low","imagePullSecrets":[{"name":"registry"}]}"#,
+        ];
+        let set = options(&flags).unwrap();
+        let names: Vec<_> = set
+            .settings
+            .image_pull_secrets
+            .iter()
+            .map(|secret| &secret.name)
+            .collect();
+        assert_eq!(names, ["registry", "mirror"]);
+        let template = set.sensor_pods.template;
+        assert_eq!(template.priority_class_name.as_deref(), Some("low"));
+        assert_eq!(template.image_pull_secrets[0].name, "registry");
     }
 
     #[test]
@@ -581,6 +622,7 @@ mod tests {
     fn invalid_values_are_refused_with_a_message() {
         for (flag, word) in [
             ("--gateway-resources=cpu=1", "not resource requirements as JSON"),
+            (r#"--sensor-pod={"hostNetwork":true}"#, "unknown field `hostNetwork`"),
             ("--workers=0", "0 is not in 1..=256"),
             ("--link-url=http://x:1", "https://"),
             ("--link-url=x y", "is not a valid URL"),
