@@ -184,6 +184,7 @@ impl LocalRun {
             watch_namespaces: Vec::new(),
             gateway_resources: ResourceRequirements::default(),
             worker_resources: ResourceRequirements::default(),
+            image_pull_secrets: Vec::new(),
             // Gateways read the variables of this process.
             gateway_environment: Vec::new(),
             workers: WORKERS,

@@ -290,6 +290,7 @@ pub async fn options(election: bool) -> ControllerOptions {
             gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             gateway_environment: Vec::new(),
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
+            image_pull_secrets: Vec::new(),
             workers: 1,
         },
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),

@@ -168,6 +168,20 @@ matchResources:
 {{- end }}
 {{- end }}
 
+{{/* Parts of a URL in CEL: of the expression of a text, such as s.url. */}}
+{{- define "agentloop.urlHost" -}}
+url({{ . }}).getHostname().lowerAscii()
+{{- end }}
+
+{{- define "agentloop.urlPort" -}}
+(url({{ . }}).getPort() != '' ? int(url({{ . }}).getPort()) : url({{ . }}).getScheme() == 'https' ? 443 : 80)
+{{- end }}
+
+{{/* Without what a server may leave out: empty parts and those that are a dot. */}}
+{{- define "agentloop.urlPath" -}}
+url({{ . }}).getEscapedPath().split('/').filter(part, !(part in ['', '.']))
+{{- end }}
+
 {{/* What Prometheus presents to /metrics: a dict with `monitor` (its values), `name` (of these values) and `root`. */}}
 {{- define "agentloop.scrapeAuthorization" -}}
 {{- $secret := .monitor.bearerTokenSecret -}}
@@ -178,4 +192,145 @@ authorization:
 {{- else if eq .root.Values.metrics.authentication "Token" }}
 {{- fail (printf "metrics.%s.bearerTokenSecret.name is required with metrics.authentication: Token: Prometheus must present a token" .name) }}
 {{- end }}
+{{- end }}
+
+{{/* The environment of the controller, as far as the chart sets it. Those who take it see which names extraEnv may not have. */}}
+{{- define "agentloop.environment" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: AGENTLOOP_IMAGE
+  value: {{ include "agentloop.image" . | quote }}
+- name: AGENTLOOP_IMAGE_PULL_POLICY
+  value: {{ .Values.image.pullPolicy }}
+- name: AGENTLOOP_LINK_URL
+  value: https://agentloop-link.{{ include "agentloop.namespace" . }}.svc:8443
+- name: AGENTLOOP_WATCH_NAMESPACES
+  value: {{ join "," .Values.watchNamespaces | quote }}
+- name: AGENTLOOP_METRICS_PER_OBJECT
+  value: {{ .Values.metrics.perObject }}
+- name: AGENTLOOP_METRICS_AUTHENTICATION
+  value: {{ .Values.metrics.authentication | quote }}
+{{- if .Values.page.enabled }}
+- name: AGENTLOOP_PAGE_ADDRESS
+  value: "[::]:8444"
+- name: AGENTLOOP_PAGE_HOSTS
+  value: {{ prepend (.Values.page.hosts | default list) (printf "%s-page.%s.svc" (include "agentloop.fullname" .) (include "agentloop.namespace" .)) | join "," | quote }}
+{{- end }}
+- name: AGENTLOOP_WORKERS
+  value: {{ .Values.workers | quote }}
+- name: AGENTLOOP_LEASE_DURATION_SECONDS
+  value: {{ int .Values.leaderElection.leaseDurationSeconds | quote }}
+- name: AGENTLOOP_LEASE_RENEW_SECONDS
+  value: {{ int .Values.leaderElection.renewIntervalSeconds | quote }}
+- name: AGENTLOOP_GATEWAY_RESOURCES
+  value: {{ toJson .Values.agents.gateway.resources | quote }}
+- name: AGENTLOOP_WORKER_RESOURCES
+  value: {{ toJson .Values.agents.worker.resources | quote }}
+- name: AGENTLOOP_SENSOR_RESOURCES
+  value: {{ toJson .Values.sensor.resources | quote }}
+{{- with .Values.agents.imagePullSecrets }}
+{{- $names := list }}
+{{- range . }}
+{{- $names = append $names .name }}
+{{- end }}
+- name: AGENTLOOP_AGENT_IMAGE_PULL_SECRETS
+  value: {{ join "," $names | quote }}
+{{- end }}
+{{- with omit .Values.sensor "resources" }}
+{{- $template := dict }}
+{{- range $key, $value := . }}
+{{- if $value }}
+{{- $_ := set $template $key $value }}
+{{- end }}
+{{- end }}
+{{- with $template }}
+{{- /* The kubelet expands `$(NAME)` in values; a JSON escape leaves no `$`. */}}
+- name: AGENTLOOP_SENSOR_POD
+  value: {{ toJson . | replace "$" "\\u0024" | quote }}
+{{- end }}
+{{- end }}
+- name: AGENTLOOP_EGRESS_ALLOWED_CIDRS
+  value: {{ join "," .Values.egress.allowedCIDRs | quote }}
+- name: AGENTLOOP_EGRESS_DENIED_CIDRS
+  value: {{ join "," .Values.egress.deniedCIDRs | quote }}
+- name: AGENTLOOP_AGENT_EGRESS_PRIVATE_ADDRESSES
+  value: {{ .Values.egress.agents.privateAddresses }}
+- name: AGENTLOOP_AGENT_EGRESS_ALLOWED_CIDRS
+  value: {{ join "," .Values.egress.agents.allowedCIDRs | quote }}
+- name: AGENTLOOP_AGENT_EGRESS_DENIED_CIDRS
+  value: {{ join "," .Values.egress.agents.deniedCIDRs | quote }}
+{{- if .Values.prices }}
+- name: AGENTLOOP_PRICES_FILE
+  value: /etc/agentloop/prices.json
+{{- end }}
+- name: AGENTLOOP_REQUIRE_BUDGET
+  value: {{ .Values.policy.requireBudget | quote }}
+- name: AGENTLOOP_AGENT_PRICES
+  value: {{ .Values.policy.agentPrices }}
+- name: AGENTLOOP_MIN_OUTPUT_TOKENS
+  value: {{ int .Values.policy.minOutputTokens | quote }}
+- name: AGENTLOOP_ALLOWED_PRIORITY_CLASSES
+  value: {{ join "," .Values.policy.allowedPriorityClasses | quote }}
+- name: AGENTLOOP_ALLOWED_ANNOTATION_PREFIXES
+  value: {{ join "," .Values.policy.allowedAnnotationPrefixes | quote }}
+- name: AGENTLOOP_ALLOWED_TOOL_IMAGES
+  value: {{ join "," .Values.policy.allowedToolImages | quote }}
+{{- with .Values.approvals.webhook.url }}
+- name: AGENTLOOP_APPROVAL_WEBHOOK_URL
+  value: {{ . | quote }}
+- name: AGENTLOOP_APPROVAL_WEBHOOK_SECRET_FILE
+  value: /etc/agentloop-webhook/secret
+{{- end }}
+{{- if .Values.history.postgres.existingSecret }}
+- name: AGENTLOOP_HISTORY_POSTGRES_FILE
+  value: /etc/agentloop-history/uri
+{{- if .Values.history.postgres.caKey }}
+- name: AGENTLOOP_HISTORY_POSTGRES_CA_FILE
+  value: /etc/agentloop-history/ca.crt
+{{- end }}
+- name: AGENTLOOP_HISTORY_RETENTION_DAYS
+  value: {{ int .Values.history.retentionDays | quote }}
+{{- end }}
+{{- with .Values.telemetry.otlp }}
+{{- if .endpoint }}
+# The controller passes these to the gateways of Agents, except for those of metrics and headers.
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+{{- if .logs }}
+- name: OTEL_LOGS_EXPORTER
+  value: otlp
+{{- end }}
+{{- if .metrics }}
+- name: OTEL_METRICS_EXPORTER
+  value: otlp
+- name: OTEL_METRIC_EXPORT_INTERVAL
+  value: {{ mul 1000 (int .metricsIntervalSeconds) | quote }}
+{{- end }}
+- name: OTEL_TRACES_SAMPLER
+  value: {{ .tracesSampler }}
+{{- with .tracesSamplerArg }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ . | quote }}
+{{- end }}
+{{- with .resourceAttributes }}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- $pairs = append $pairs (printf "%s=%s" ($key | urlquery) ($value | urlquery | replace "+" "%20")) }}
+{{- end }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: {{ join "," $pairs | quote }}
+{{- end }}
+{{- with .headersSecretName }}
+- name: AGENTLOOP_OTLP_HEADERS_SECRET
+  value: {{ . | quote }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef: {name: {{ . | quote }}, key: headers, optional: true}
+{{- end }}
+{{- end }}
+{{- end }}
+- name: RUST_LOG
+  value: {{ .Values.logLevel | quote }}
 {{- end }}

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 
 use crate::controller::auth::metrics_access::MetricsAuthentication;
 use crate::controller::policy::{ANY, AgentPrices, MIN_OUTPUT_TOKENS};
+use crate::controller::sensor::pod::SensorPodTemplate;
 use crate::egress::Cidr;
 use crate::link::pod::PrivateAddresses;
 use crate::telemetry::families::PerObject;
@@ -49,6 +50,13 @@ pub(in crate::cli) struct ControllerArgs {
     /// Resources of the sensor pods, as JSON.
     #[arg(long, env = "AGENTLOOP_SENSOR_RESOURCES", default_value = SENSOR_RESOURCES, value_parser = resources)]
     pub(super) sensor_resources: ResourceRequirements,
+    /// Comma-separated Secrets with which the images of the Agents' pods are pulled, besides those of an Agent.
+    #[arg(long, env = "AGENTLOOP_AGENT_IMAGE_PULL_SECRETS", value_delimiter = ',')]
+    pub(super) agent_image_pull_secrets: Vec<String>,
+    /// Scheduling, pull secrets and annotations of the sensor pods, as JSON: nodeSelector, tolerations, affinity,
+    /// priorityClassName, imagePullSecrets and podAnnotations.
+    #[arg(long, env = "AGENTLOOP_SENSOR_POD", default_value = "{}", value_parser = sensor_pod_template)]
+    pub(super) sensor_pod: SensorPodTemplate,
     /// Secret in the namespaces of Agents with the headers of OTLP requests under the key `headers`; empty: none.
     #[arg(long, env = "AGENTLOOP_OTLP_HEADERS_SECRET")]
     pub(super) otlp_headers_secret: Option<String>,
@@ -164,5 +172,11 @@ fn range(text: &str) -> Result<String, String> {
 fn resources(json: &str) -> Result<ResourceRequirements, String> {
     serde_json::from_str(json).map_err(|error| {
         format!(r#"not resource requirements as JSON, such as {{"requests":{{"cpu":"10m"}}}}: {error}"#)
+    })
+}
+
+fn sensor_pod_template(json: &str) -> Result<SensorPodTemplate, String> {
+    serde_json::from_str(json).map_err(|error| {
+        format!(r#"not settings of a pod as JSON, such as {{"nodeSelector":{{"pool":"small"}}}}: {error}"#)
     })
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use axum::http::Uri;
+use k8s_openapi::api::core::v1::LocalObjectReference;
 use rustls::pki_types::ServerName;
 
 use super::flags::ControllerArgs;
@@ -67,6 +68,7 @@ impl ControllerArgs {
             image_pull_policy: self.image_pull_policy.clone(),
             link_url: link_url.clone(),
             resources: self.sensor_resources,
+            template: self.sensor_pod,
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
             environment: log_variables(|name| std::env::var(name).ok(), self.otlp_headers_secret.as_deref()),
@@ -96,6 +98,10 @@ impl ControllerArgs {
                 watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
                 gateway_resources: self.gateway_resources,
                 worker_resources: self.worker_resources,
+                image_pull_secrets: given(self.agent_image_pull_secrets)
+                    .into_iter()
+                    .map(|name| LocalObjectReference { name })
+                    .collect(),
                 gateway_environment: trace_variables(
                     |name| std::env::var(name).ok(),
                     self.otlp_headers_secret.as_deref(),
@@ -190,6 +196,7 @@ mod tests {
 
     use super::*;
     use crate::controller::policy::AgentPrices;
+    use crate::controller::sensor::pod::SensorPodTemplate;
 
     #[derive(Parser)]
     struct Line {
@@ -252,6 +259,29 @@ mod tests {
         };
         assert_eq!(namespaces("--watch-namespaces=a, b,"), ["a", "b"]);
         assert!(namespaces("--watch-namespaces=").is_empty());
+    }
+
+    #[test]
+    fn settings_of_pods_are_read_from_flags_and_empty_by_default() {
+        let defaults = options(&["--pod-name=a"]).unwrap();
+        assert!(defaults.settings.image_pull_secrets.is_empty());
+        assert_eq!(defaults.sensor_pods.template, SensorPodTemplate::default());
+        let flags = [
+            "--pod-name=a",
+            "--agent-image-pull-secrets=registry, mirror,",
+            r#"--sensor-pod={"priorityClassName":"low","imagePullSecrets":[{"name":"registry"}]}"#,
+        ];
+        let set = options(&flags).unwrap();
+        let names: Vec<_> = set
+            .settings
+            .image_pull_secrets
+            .iter()
+            .map(|secret| &secret.name)
+            .collect();
+        assert_eq!(names, ["registry", "mirror"]);
+        let template = set.sensor_pods.template;
+        assert_eq!(template.priority_class_name.as_deref(), Some("low"));
+        assert_eq!(template.image_pull_secrets[0].name, "registry");
     }
 
     #[test]
@@ -368,6 +398,7 @@ mod tests {
     fn invalid_values_are_refused_with_a_message() {
         for (flag, word) in [
             ("--gateway-resources=cpu=1", "not resource requirements as JSON"),
+            (r#"--sensor-pod={"hostNetwork":true}"#, "unknown field `hostNetwork`"),
             ("--workers=0", "0 is not in 1..=256"),
             ("--link-url=http://x:1", "https://"),
             ("--link-url=x y", "is not a valid URL"),

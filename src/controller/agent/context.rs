@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{EnvVar, ObjectReference, ResourceRequirements};
+use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, ObjectReference, ResourceRequirements};
 use kube::Resource as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 
@@ -35,6 +35,8 @@ pub struct ReconcilerSettings {
     pub gateway_resources: ResourceRequirements,
     /// Resources of the worker container, for Agents that do not set them.
     pub worker_resources: ResourceRequirements,
+    /// Secrets for pulling the images of every pod, besides those of the Agent.
+    pub image_pull_secrets: Vec<LocalObjectReference>,
     /// Environment variables of the gateway container besides its own.
     pub gateway_environment: Vec<EnvVar>,
     /// Number of concurrent reconciles.

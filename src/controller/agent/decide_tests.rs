@@ -53,6 +53,7 @@ pub(super) fn settings() -> ReconcilerSettings {
         watch_namespaces: Vec::new(),
         gateway_resources: ResourceRequirements::default(),
         worker_resources: ResourceRequirements::default(),
+        image_pull_secrets: Vec::new(),
         gateway_environment: Vec::new(),
         workers: 1,
         policy: PlatformPolicy::default(),

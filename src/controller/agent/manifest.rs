@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ExecAction,
-    KeyToPath, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSpec, Probe, ProjectedVolumeSource,
-    ResourceRequirements, SecretVolumeSource, ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    KeyToPath, LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSpec, Probe,
+    ProjectedVolumeSource, ResourceRequirements, SecretVolumeSource, ServiceAccountTokenProjection, Volume,
+    VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -121,9 +122,20 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec
         topology_spread_constraints: some(chosen.topology_spread_constraints),
         runtime_class_name: chosen.runtime_class_name,
         priority_class_name: chosen.priority_class_name,
-        image_pull_secrets: some(chosen.image_pull_secrets),
+        image_pull_secrets: some(pull_secrets(chosen.image_pull_secrets, &settings.image_pull_secrets)),
         ..PodSpec::default()
     }
+}
+
+/// The Agent's own secrets, and those of the chart that it does not name: their list is keyed by the name.
+fn pull_secrets(own: Vec<LocalObjectReference>, of_chart: &[LocalObjectReference]) -> Vec<LocalObjectReference> {
+    let mut secrets = own;
+    for secret in of_chart {
+        if !secrets.contains(secret) {
+            secrets.push(secret.clone());
+        }
+    }
+    secrets
 }
 
 /// A list as Kubernetes serializes it: an empty one is absent.
@@ -428,5 +440,46 @@ impl PodAnnotations<'_> {
         let generation = agent.metadata.generation.unwrap_or_default().to_string();
         self.get(names::GENERATION) != Some(generation.as_str())
             && self.get(names::SPEC_HASH) != Some(spec_hash(&agent.spec).as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::decide_tests::settings;
+    use super::*;
+
+    /// The names of the pull secrets of a pod, with these of the Agent and those of the chart.
+    fn pulled_with(own: &[&str], of_chart: &[&str]) -> Option<Vec<String>> {
+        let secrets = |names: &[&str]| names.iter().map(|name| json!({"name": name})).collect::<Value>();
+        let agent: Agent = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "coast", "namespace": "team-a", "uid": "u"},
+            "spec": {"model": {"api": "OpenAIChat", "name": "m"}, "pod": {"imagePullSecrets": secrets(own)}},
+        }))
+        .unwrap();
+        let settings = ReconcilerSettings {
+            image_pull_secrets: serde_json::from_value(secrets(of_chart)).unwrap(),
+            ..settings()
+        };
+        let pod = pod(&agent, 1, &settings);
+        let annotations = PodAnnotations(pod.metadata.annotations.as_ref());
+        assert!(!annotations.outdated(&agent));
+        let hash = annotations.get(names::SPEC_HASH).map(str::to_owned);
+        assert_eq!(hash, Some(spec_hash(&agent.spec)), "whatever the chart sets");
+        let secrets = pod.spec.unwrap().image_pull_secrets?;
+        Some(secrets.into_iter().map(|secret| secret.name).collect())
+    }
+
+    #[test]
+    fn the_pull_secrets_of_the_chart_follow_those_of_the_agent_and_each_is_named_once() {
+        assert_eq!(pulled_with(&[], &[]), None);
+        assert_eq!(pulled_with(&["own"], &[]).unwrap(), ["own"]);
+        assert_eq!(pulled_with(&[], &["registry"]).unwrap(), ["registry"]);
+        assert_eq!(
+            pulled_with(&["mirror", "own"], &["registry", "mirror"]).unwrap(),
+            ["mirror", "own", "registry"]
+        );
     }
 }

@@ -186,7 +186,8 @@ fn waiting_problem(container: &ContainerStatus) -> Option<(PodReason, String)> {
     let name = &container.name;
     if IMAGE_TROUBLE.contains(&waiting) {
         let message = format!(
-            "image {} of container {name} cannot be pulled; see the pod's Events and check spec.pod.imagePullSecrets",
+            "image {} of container {name} cannot be pulled; see the pod's Events and check spec.pod.imagePullSecrets, or \
+             agents.imagePullSecrets of the chart",
             container.image
         );
         return Some((PodReason::ImagePullFailed, message));

@@ -13,7 +13,6 @@ use crate::api::condition::ConditionType;
 use crate::controller::delivery_relay::REPORT_TIMEOUT;
 use crate::controller::runtime::condition_list::ConditionList;
 use crate::controller::runtime::pod_state::{PodReason, PodState};
-use crate::link::pod::SENSOR_SERVICE_ACCOUNT;
 
 /// Reason of `Accepted=False`, and of `Ready=False` at that time.
 pub(super) const INVALID_SPEC: &str = "InvalidSpec";
@@ -153,8 +152,8 @@ impl SensorConditions<'_> {
         if let Some(pod) = problem {
             let message = if pod.reason == PodReason::ImagePullFailed {
                 format!(
-                    "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, add \
-                     imagePullSecrets to the ServiceAccount {SENSOR_SERVICE_ACCOUNT} of the namespace"
+                    "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, set \
+                     sensor.imagePullSecrets of the chart and create the Secret in this namespace"
                 )
             } else {
                 format!("sensor pod: {}", pod.message)

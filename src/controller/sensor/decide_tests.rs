@@ -167,6 +167,23 @@ fn a_running_pod_waits_for_its_turn_with_a_place_in_the_queue() {
 }
 
 #[test]
+fn a_running_pod_waits_in_the_queue_for_another_template_of_the_chart_too() {
+    let with = |settings: &SensorPodSettings| {
+        let observed = observed(running(), found(None));
+        decide(&observed, objects::steps(&observed.snapshot, settings)).objects
+    };
+    let mut settings = settings("old");
+    let same = with(&settings);
+    assert!(
+        same.set.is_none() && !same.reserves_turn,
+        "nothing set: the pod is current"
+    );
+    settings.template.priority_class_name = Some("low".into());
+    let other = with(&settings);
+    assert!(other.set.is_none() && other.reserves_turn && !other.takes_turn);
+}
+
+#[test]
 fn the_session_of_an_earlier_pod_does_not_affect_the_health_of_the_expected_pod() {
     let session = |uid: &str| SensorSession {
         pod_uid: uid.into(),

@@ -8,17 +8,17 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec};
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, ExecAction, PersistentVolumeClaim,
-    PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe, ProjectedVolumeSource, ResourceRequirements, Service,
-    ServiceAccount, ServiceAccountTokenProjection, ServicePort, ServiceSpec, Volume, VolumeProjection,
-    VolumeResourceRequirements,
+    Affinity, ConfigMapProjection, Container, ContainerPort, EmptyDirVolumeSource, EnvVar, ExecAction,
+    LocalObjectReference, PersistentVolumeClaim, PersistentVolumeClaimSpec, PodSpec, PodTemplateSpec, Probe,
+    ProjectedVolumeSource, ResourceRequirements, Service, ServiceAccount, ServiceAccountTokenProjection, ServicePort,
+    ServiceSpec, Toleration, Volume, VolumeProjection, VolumeResourceRequirements,
 };
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::secrets::{self, RequiredSecret};
 use crate::api::sensor::SensorSource;
@@ -56,12 +56,27 @@ pub struct SensorPodSettings {
     pub image_pull_policy: Option<String>,
     pub link_url: String,
     pub resources: ResourceRequirements,
+    /// What the chart sets on the pods besides their container.
+    pub template: SensorPodTemplate,
     /// CIDR ranges that Sensors may connect to although they are denied by default.
     pub allowed_ranges: Vec<String>,
     /// CIDR ranges that Sensors may not connect to.
     pub denied_ranges: Vec<String>,
     /// Variables that say how logs are exported.
     pub environment: Vec<EnvVar>,
+}
+
+/// Scheduling, pull secrets and annotations of sensor pods. What is empty is absent from the pods, so that the pods of
+/// an earlier version are not replaced for it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct SensorPodTemplate {
+    pub node_selector: BTreeMap<String, String>,
+    pub tolerations: Vec<Toleration>,
+    pub affinity: Option<Affinity>,
+    pub priority_class_name: Option<String>,
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+    pub pod_annotations: BTreeMap<String, String>,
 }
 
 /// Whether a source runs in a pod of its own rather than in the pods of its receivers.
@@ -172,6 +187,7 @@ pub fn stateful_set(sensor: &Sensor, settings: &SensorPodSettings) -> StatefulSe
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(labels),
+                    annotations: some(settings.template.pod_annotations.clone()),
                     ..ObjectMeta::default()
                 }),
                 spec: Some(pod_spec(sensor, settings)),
@@ -284,7 +300,17 @@ fn claim(size: &str) -> PersistentVolumeClaim {
     }
 }
 
+/// A list or a map as Kubernetes serializes it: an empty one is absent.
+fn some<C>(items: C) -> Option<C>
+where
+    for<'a> &'a C: IntoIterator,
+{
+    let is_empty = (&items).into_iter().next().is_none();
+    (!is_empty).then_some(items)
+}
+
 fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
+    let template = settings.template.clone();
     PodSpec {
         service_account_name: Some(SENSOR_SERVICE_ACCOUNT.into()),
         automount_service_account_token: Some(false),
@@ -293,6 +319,11 @@ fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
         security_context: Some(pod_security::pod()),
         containers: vec![container(sensor, settings)],
         volumes: Some(volumes(sensor)),
+        node_selector: some(template.node_selector),
+        tolerations: some(template.tolerations),
+        affinity: template.affinity,
+        priority_class_name: template.priority_class_name,
+        image_pull_secrets: some(template.image_pull_secrets),
         ..PodSpec::default()
     }
 }
@@ -591,6 +622,44 @@ mod tests {
         let environment = &set["spec"]["template"]["spec"]["containers"][0]["env"];
         let names: Vec<_> = environment.as_array().unwrap().iter().map(|one| &one["name"]).collect();
         assert_eq!(names, [CONFIG_ENV, "OTEL_LOGS_EXPORTER"]);
+    }
+
+    #[test]
+    fn the_pod_has_what_the_template_sets_and_without_it_the_stateful_set_is_as_before() {
+        let of = |template: &Value| {
+            let settings = SensorPodSettings {
+                template: serde_json::from_value(template.clone()).unwrap(),
+                ..SensorPodSettings::default()
+            };
+            serde_json::to_value(stateful_set(&webhook(), &settings)).unwrap()["spec"]["template"].clone()
+        };
+        let tolerations = json!([{"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}]);
+        let term = json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]});
+        let affinity =
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}});
+        let pod = of(&json!({
+            "nodeSelector": {"pool": "small"}, "tolerations": tolerations, "affinity": affinity, "priorityClassName": "low",
+            "imagePullSecrets": [{"name": "registry"}], "podAnnotations": {"sidecar.istio.io/inject": "false"},
+        }));
+        assert_eq!(pod["spec"]["nodeSelector"], json!({"pool": "small"}));
+        assert_eq!(pod["spec"]["tolerations"], tolerations);
+        assert_eq!(pod["spec"]["affinity"], affinity);
+        assert_eq!(pod["spec"]["priorityClassName"], "low");
+        assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "registry"}]));
+        assert_eq!(
+            pod["metadata"]["annotations"],
+            json!({"sidecar.istio.io/inject": "false"})
+        );
+        let bare = of(&json!({}));
+        let unset = [
+            "nodeSelector",
+            "tolerations",
+            "affinity",
+            "priorityClassName",
+            "imagePullSecrets",
+        ];
+        assert!(unset.iter().all(|field| bare["spec"].get(field).is_none()), "{bare}");
+        assert_eq!(bare["metadata"].get("annotations"), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The admission policy of answers to a budget's question, on a real API server: who may answer, and as whom.
 
 mod containers;
+mod urls;
 
 use std::time::{Duration, Instant};
 
@@ -353,6 +354,10 @@ fn asks(approval: &str) -> Value {
     json!({"tools": [{"name": "t", "approval": approval}]})
 }
 
+fn repeats(on_unknown: &str) -> Value {
+    json!({"tools": [{"name": "t", "onUnknownOutcome": on_unknown}]})
+}
+
 fn asks_if(condition: &str) -> Value {
     json!({"tools": [{"name": "t", "approvalCondition": condition}]})
 }
@@ -436,6 +441,17 @@ async fn only_an_approver_weakens_the_rules_of_approval() {
         ),
         (by_default(asks("Always")), json!({"servers": []}), "approval: Always"),
         (
+            by_default(repeats("Ask")),
+            by_default(repeats("Retry")),
+            "onUnknownOutcome: Ask",
+        ),
+        (by_default(repeats("Ask")), by_default(none()), "onUnknownOutcome: Ask"),
+        (
+            by_default(repeats("Ask")),
+            by_default(json!({"name": "files2"})),
+            "onUnknownOutcome: Ask",
+        ),
+        (
             by_default(effect("Destructive")),
             json!({"servers": []}),
             "effect: Destructive",
@@ -517,6 +533,11 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         (by_default(none()), by_default(asks_if("a"))),
         (by_default(asks_if("a")), by_default(asks_if("a"))),
         (by_default(asks_if("a")), by_default(asks("Always"))),
+        (by_default(none()), by_default(repeats("Ask"))),
+        (by_default(repeats("Retry")), by_default(none())),
+        (by_default(repeats("Ask")), tools("Write", repeats("Ask"))),
+        // A person decides about each try.
+        (by_default(repeats("Ask")), by_default(asks("Always"))),
         (by_default(none()), by_default(holds_changes("Ask"))),
         (by_default(none()), by_default(holds_changes("Allow"))),
         (by_default(holds_changes("Ask")), by_default(holds_changes("Ask"))),
@@ -553,8 +574,7 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
     }
     // As many servers and tools as there may be in practice are within the cost that the API server allows.
     let many = |trusted: bool| {
-        let tool =
-            |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approvalCondition": "arguments.a"});
+        let tool = |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approvalCondition": "arguments.a", "onUnknownOutcome": "Ask"});
         let rules: Vec<Value> = (0..40).map(tool).collect();
         let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "definitionChanges": "Ask", "tools": rules});
         json!({"servers": (0..16).map(server).collect::<Vec<_>>()})

@@ -113,6 +113,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
     ),
     ("resources", &["resources.limits.memory=777Mi"], "memory: 777Mi"),
     (
+        "agents.imagePullSecrets",
+        &[
+            "agents.imagePullSecrets[0].name=registry",
+            "agents.imagePullSecrets[1].name=mirror",
+        ],
+        "value: registry,mirror",
+    ),
+    (
         "agents.gateway.resources",
         &["agents.gateway.resources.limits.memory=771Mi"],
         "771Mi",
@@ -123,6 +131,36 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "772Mi",
     ),
     ("sensor.resources", &["sensor.resources.limits.memory=773Mi"], "773Mi"),
+    (
+        "sensor.imagePullSecrets",
+        &["sensor.imagePullSecrets[0].name=registry"],
+        r#"value: '{"imagePullSecrets":[{"name":"registry"}]}'"#,
+    ),
+    (
+        "sensor.podAnnotations",
+        &["sensor.podAnnotations.a=mark"],
+        r#"value: '{"podAnnotations":{"a":"mark"}}'"#,
+    ),
+    (
+        "sensor.nodeSelector",
+        &["sensor.nodeSelector.a=mark"],
+        r#"value: '{"nodeSelector":{"a":"mark"}}'"#,
+    ),
+    (
+        "sensor.tolerations",
+        &["sensor.tolerations[0].key=mark"],
+        r#"value: '{"tolerations":[{"key":"mark"}]}'"#,
+    ),
+    (
+        "sensor.affinity",
+        &["sensor.affinity.nodeAffinity.a=mark"],
+        r#"value: '{"affinity":{"nodeAffinity":{"a":"mark"}}}'"#,
+    ),
+    (
+        "sensor.priorityClassName",
+        &["sensor.priorityClassName=mark"],
+        r#"value: '{"priorityClassName":"mark"}'"#,
+    ),
     (
         "egress.allowedCIDRs",
         &["egress.allowedCIDRs={10.96.0.0/12,fd00::/8}"],

@@ -11,6 +11,8 @@ use crate::support::kubectl::Kubectl;
 
 const CONTROLLER: &str = "system:serviceaccount:agentloop-system:agentloop";
 const STATEFULSET_CONTROLLER: &str = "system:serviceaccount:kube-system:statefulset-controller";
+/// The account that all controllers of Kubernetes share, unless each has its own.
+const CONTROLLER_MANAGER: &str = "system:kube-controller-manager";
 /// With `edit` in its namespace, as far as pods are concerned.
 const TENANT: &str = "identity-tenant";
 
@@ -39,7 +41,7 @@ impl Installed {
                 {"apiGroups": ["apps"], "resources": ["statefulsets", "statefulsets/status"], "verbs": ["*"]},
             ],
         });
-        let users = [CONTROLLER, STATEFULSET_CONTROLLER, TENANT];
+        let users = [CONTROLLER, STATEFULSET_CONTROLLER, CONTROLLER_MANAGER, TENANT];
         let subjects = users.map(|name| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}));
         let binding = json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "pods"},
@@ -84,7 +86,9 @@ fn set(labels: &Value, owners: &Value) -> Value {
 }
 
 fn owned_by(api_version: &str, kind: &str) -> Value {
-    json!([{"apiVersion": api_version, "kind": kind, "name": "coast", "uid": "2d1e4f4e-0f55-4f0b-8b44-0d7d3c1b0c11"}])
+    json!([{
+        "apiVersion": api_version, "kind": kind, "name": "coast", "uid": "2d1e4f4e-0f55-4f0b-8b44-0d7d3c1b0c11", "controller": true,
+    }])
 }
 
 #[test]
@@ -152,6 +156,39 @@ fn only_the_controller_assigns_a_pod_the_identity_of_an_agent_or_a_sensor() {
         installed.create(STATEFULSET_CONTROLLER, &set(&sensor, &of_sensor)),
         "the label agentloop.dev/sensor",
     );
+}
+
+/// The controllers of Kubernetes create pods from templates that any user may write, except for those of StatefulSets.
+#[test]
+fn the_controllers_of_kubernetes_assign_an_identity_to_pods_of_stateful_sets_only() {
+    let Some(installed) = Installed::new() else { return };
+    let (plain, free) = (json!({"app": "web"}), json!([]));
+    let (of_set, of_deployment) = (owned_by("apps/v1", "StatefulSet"), owned_by("apps/v1", "ReplicaSet"));
+    let sensor = json!({"agentloop.dev/sensor": "page"});
+    wait_until(|| {
+        installed
+            .create(TENANT, &pod("x", &sensor, &free))
+            .contains("is set, changed and removed")
+            && installed
+                .create(CONTROLLER_MANAGER, &pod("x", &sensor, &of_set))
+                .is_empty()
+            && installed
+                .create(STATEFULSET_CONTROLLER, &pod("x", &sensor, &of_set))
+                .is_empty()
+    });
+    let of_other_set = owned_by("example.com/v1", "StatefulSet");
+    for key in ["agentloop.dev/agent", "agentloop.dev/sensor"] {
+        let (labels, words) = (json!({key: "a"}), format!("the label {key}"));
+        for owners in [&of_deployment, &of_other_set, &free] {
+            refused(installed.create(CONTROLLER_MANAGER, &pod("x", &labels, owners)), &words);
+        }
+    }
+    assert_eq!(
+        installed.create(CONTROLLER_MANAGER, &pod("x", &plain, &of_deployment)),
+        ""
+    );
+    let tenant = installed.create(TENANT, &pod("x", &sensor, &of_set));
+    refused(tenant, "the label agentloop.dev/sensor");
 }
 
 #[test]
@@ -260,7 +297,9 @@ fn the_policies_of_identity_are_for_the_namespaces_that_are_served_and_can_be_le
         assert_eq!(policy["spec"]["failurePolicy"], "Fail");
         let others = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap();
         assert!(others.contains(CONTROLLER), "{others}");
-        assert_eq!(others.contains(STATEFULSET_CONTROLLER), kind == "pods", "{others}");
+        for words in [STATEFULSET_CONTROLLER, CONTROLLER_MANAGER, "o.kind == 'StatefulSet'"] {
+            assert_eq!(others.contains(words), kind == "pods", "{others}");
+        }
         let binding = everywhere.one("ValidatingAdmissionPolicyBinding", &name);
         assert!(binding["spec"]["matchResources"].is_null());
         let binding = named.one(

@@ -2,12 +2,14 @@
 // Helpers fail a test by panicking; clippy knows that only of functions marked #[test].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod absent;
 mod answers;
 mod approval;
 mod controller_policy;
 mod dashboards;
 mod effects;
 mod identity;
+mod pods;
 mod policies;
 mod refusals;
 mod release;
@@ -72,6 +74,11 @@ const EVERYTHING: &[&str] = &[
     "watchNamespaces={team-a}",
     "image.digest=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "imagePullSecrets[0].name=registry",
+    "agents.imagePullSecrets[0].name=registry",
+    "sensor.imagePullSecrets[0].name=registry",
+    "sensor.nodeSelector.pool=small",
+    "sensor.tolerations[0].key=dedicated",
+    "sensor.priorityClassName=low",
     "extraEnv[0].name=HTTPS_PROXY",
     "extraEnv[0].value=http://proxy:3128",
     "metrics.serviceMonitor.enabled=true",

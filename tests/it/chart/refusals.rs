@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::EVERYTHING;
 use super::render::render;
 use super::values::{WHOLE, schema, values_text};
 
@@ -38,7 +39,7 @@ fn the_schema_has_no_value_that_values_yaml_does_not_describe() {
     let mut found = Vec::new();
     differences("", &values, &schema, &schema, &mut found);
     // What a parent chart passes.
-    assert_eq!(found, [".global"]);
+    assert_eq!(found, [".enabled", ".global"]);
 }
 
 #[test]
@@ -158,7 +159,11 @@ fn a_lease_that_no_second_renewal_could_save_is_refused() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused_with_what_to_do() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
+        (
+            &["watchNamespaces={team-a,kube-system}"],
+            "lets the controller write nothing in the namespaces kube-*; remove kube-system",
+        ),
         (
             &["metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"],
             "enable one",
@@ -198,5 +203,42 @@ fn values_that_contradict_each_other_are_refused_with_what_to_do() {
         let Some(rendered) = render(settings) else { return };
         let error = rendered.unwrap_err();
         assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
+fn a_namespace_that_its_policy_does_not_close_to_the_controller_is_accepted() {
+    for settings in [
+        &["watchNamespaces={kube-system}", "rbac.controllerPolicy=false"][..],
+        &["watchNamespaces={kube-agents}", "namespaceOverride=kube-agents"],
+        &["watchNamespaces={kubernetes-team}"],
+    ] {
+        let Some(rendered) = render(settings) else { return };
+        assert!(rendered.is_ok(), "{settings:?}: {rendered:?}");
+    }
+}
+
+/// The API server would refuse two variables of one name, and say nothing of values.
+#[test]
+fn every_variable_that_the_chart_sets_is_refused_among_the_additional_ones() {
+    let add = |name: &str| format!("extraEnv[0].name={name},extraEnv[0].value=x");
+    let Some(all) = render(EVERYTHING) else { return };
+    let all = all.unwrap();
+    let set = all.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0]["env"].clone();
+    for variable in set.as_array().unwrap() {
+        let name = variable["name"].as_str().unwrap();
+        // What the setting replaces is not of the chart.
+        if name == "HTTPS_PROXY" {
+            continue;
+        }
+        let addition = add(name);
+        let error = render(&[EVERYTHING, &[&addition]].concat()).unwrap().expect_err(name);
+        let expected = format!("extraEnv: {name} is set by the chart");
+        assert!(error.contains(&expected), "{error}");
+    }
+    // Variables that the chart sets only together with others may be added without these.
+    for name in ["OTEL_TRACES_SAMPLER", "POD_IP"] {
+        let rendered = render(&[&add(name)]).unwrap();
+        assert!(rendered.is_ok(), "{rendered:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Runs `helm template` and reads what comes out.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use crate::support::kubectl::tool;
 
 /// A file or directory of this repository.
 pub fn repository(path: &str) -> PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 /// The command `helm`, or `None` after saying loudly that the test is skipped.
@@ -26,10 +26,15 @@ pub fn helm() -> Option<Command> {
 
 /// What the chart renders with these settings, or what helm says against them.
 pub fn render(settings: &[&str]) -> Option<Result<Rendered, String>> {
+    render_chart(&repository("charts/agentloop"), settings)
+}
+
+/// The same of the chart in this directory.
+pub fn render_chart(chart: &Path, settings: &[&str]) -> Option<Result<Rendered, String>> {
     let mut command = helm()?;
     command
         .args(["template", "agentloop", "--namespace", "agentloop-system"])
-        .arg(repository("charts/agentloop"));
+        .arg(chart);
     for setting in settings {
         command.args(["--set", setting]);
     }

@@ -31,27 +31,46 @@ pub(super) fn schema() -> Value {
 
 /// The names of all values: those without parts, and those that are one thing.
 pub(super) fn names() -> Vec<String> {
-    fn collect(path: &str, value: &Value, names: &mut Vec<String>) {
-        match value
-            .as_object()
-            .filter(|fields| !fields.is_empty() && !WHOLE.contains(&path))
-        {
-            Some(fields) => {
-                for (key, field) in fields {
-                    let path = if path.is_empty() {
-                        key.clone()
-                    } else {
-                        format!("{path}.{key}")
-                    };
-                    collect(&path, field, names);
-                }
+    collected().names
+}
+
+/// The names of all groups of values.
+pub(super) fn groups() -> Vec<String> {
+    collected().groups
+}
+
+/// The names in `values.yaml`, in its order.
+#[derive(Default)]
+struct CollectedNames {
+    names: Vec<String>,
+    groups: Vec<String>,
+}
+
+impl CollectedNames {
+    fn collect(&mut self, path: &str, value: &Value) {
+        let parts = value.as_object().filter(|parts| !parts.is_empty());
+        let Some(parts) = parts.filter(|_| !WHOLE.contains(&path)) else {
+            self.names.push(path.into());
+            return;
+        };
+        for (key, part) in parts {
+            let path = if path.is_empty() {
+                key.clone()
+            } else {
+                format!("{path}.{key}")
+            };
+            if part.as_object().is_some_and(|parts| !parts.is_empty()) && !WHOLE.contains(&path.as_str()) {
+                self.groups.push(path.clone());
             }
-            None => names.push(path.into()),
+            self.collect(&path, part);
         }
     }
-    let mut names = Vec::new();
-    collect("", &serde_yaml::from_str(&values_text()).unwrap(), &mut names);
-    names
+}
+
+fn collected() -> CollectedNames {
+    let mut collected = CollectedNames::default();
+    collected.collect("", &serde_yaml::from_str(&values_text()).unwrap());
+    collected
 }
 
 #[test]
@@ -224,6 +243,13 @@ const REFUSED: &[(&str, &str)] = &[
     ("metrics.serviceMonitor.metricRelabelings[0].regexp=x", "regexp"),
     ("rbac.sidecarImages={it's}", "/rbac/sidecarImages/0"),
     ("sensor.resource.limits.memory=1Gi", "resource"),
+    ("sensor.tolerations[0].keys=a", "keys"),
+    ("sensor.imagePullSecrets={registry}", "/sensor/imagePullSecrets/0"),
+    (
+        r"sensor.podAnnotations.agentloop\.dev/epoch=1",
+        "/sensor/podAnnotations/agentloop.dev~1epoch",
+    ),
+    ("agents.imagePullSecrets={registry}", "/agents/imagePullSecrets/0"),
     ("egress.allowedCIDRs={10.0.0.1}", "/egress/allowedCIDRs/0"),
     (
         "egress.agents.privateAddresses=Maybe",

@@ -79,6 +79,7 @@ pub fn settings() -> ReconcilerSettings {
         watch_namespaces: Vec::new(),
         gateway_resources: resources("32Mi"),
         worker_resources: resources("64Mi"),
+        image_pull_secrets: Vec::new(),
         gateway_environment: Vec::new(),
         workers: 4,
     }

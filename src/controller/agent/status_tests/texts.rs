@@ -459,6 +459,7 @@ fn the_texts_of_the_validation_of_agents() {
         gateway_resources: ResourceRequirements::default(),
         gateway_environment: Vec::new(),
         worker_resources: ResourceRequirements::default(),
+        image_pull_secrets: Vec::new(),
         workers: 1,
         policy: PlatformPolicy::default(),
     };

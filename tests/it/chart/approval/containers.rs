@@ -57,6 +57,16 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
             "approvalCondition",
         ),
         (
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Ask"})),
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Retry"})),
+            "onUnknownOutcome: Ask",
+        ),
+        (
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Ask"})),
+            json!({"builtin": [], "toolbox": null}),
+            "onUnknownOutcome: Ask",
+        ),
+        (
             toolbox("a", "Destructive", &none()),
             toolbox("a", "Destructive", &json!({"effect": "Write"})),
             "lowering",
@@ -108,6 +118,14 @@ async fn only_an_approver_weakens_the_rules_of_containers() {
         (
             toolbox("a", "Never", &json!({"approval": "Never"})),
             toolbox("a", "Never", &json!({"approval": "Never"})),
+        ),
+        (
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Ask"})),
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Ask", "timeoutSeconds": 90})),
+        ),
+        (
+            toolbox("a", "Never", &json!({"onUnknownOutcome": "Ask"})),
+            toolbox("a", "Never", &json!({"approval": "Always"})),
         ),
         (in_container("a", none()), in_container("b", json!({"only": ["t"]}))),
     ] {
