@@ -518,9 +518,9 @@ mod tests {
         }
         let mut waiting = Vec::new();
         for _ in 0..100 {
-            let mut sent = send(room);
-            match futures::poll!(&mut sent) {
-                Poll::Pending => waiting.push(sent),
+            let mut attempt = send(room);
+            match futures::poll!(&mut attempt) {
+                Poll::Pending => waiting.push(attempt),
                 Poll::Ready(answer) => assert_eq!(next(answer), Some(room), "to be sent again"),
             }
         }

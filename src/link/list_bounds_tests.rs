@@ -34,7 +34,7 @@ impl Schemas {
         first.map_or(schema, |first| self.resolved(first))
     }
 
-    fn kind<'a>(schema: &'a Value) -> Option<&'a str> {
+    fn kind(schema: &Value) -> Option<&str> {
         let kind = &schema["type"];
         kind.as_str().or_else(|| kind[0].as_str())
     }

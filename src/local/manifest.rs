@@ -242,7 +242,9 @@ fn mapping<'a>(object: &'a Value, field: &str) -> Result<Option<&'a Map<String, 
     match &object[field] {
         Value::Null => Ok(None),
         Value::Object(entries) => Ok(Some(entries)),
-        _ => Err(format!("{field} must be a mapping of keys to values")),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            Err(format!("{field} must be a mapping of keys to values"))
+        }
     }
 }
 

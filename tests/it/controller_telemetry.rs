@@ -180,8 +180,8 @@ async fn a_real_collector_receives_reconciles_metrics_and_log_lines_of_the_contr
     );
     let of_span = |key: &str| attribute(&span.attributes, key).unwrap();
     assert_eq!(of_span("agentloop.object.namespace"), "team-a");
-    let of_controller = attribute(&span.attributes, "k8s.namespace.name");
-    assert_eq!(of_controller, None, "that is the namespace of the resource");
+    // That is the namespace of the resource.
+    assert_eq!(attribute(&span.attributes, "k8s.namespace.name"), None);
     assert_eq!(of_span("agentloop.object.name"), "watcher");
     assert!(!of_span("agentloop.reconcile.result").is_empty());
     let resource = receiver.received()[0].request.resource_spans[0]
@@ -189,8 +189,8 @@ async fn a_real_collector_receives_reconciles_metrics_and_log_lines_of_the_contr
         .clone()
         .unwrap();
     let of_resource = |key: &str| attribute(&resource.attributes, key).unwrap();
-    assert_eq!(of_resource("k8s.namespace.name"), "system");
-    assert_eq!(of_resource("service.instance.id"), "agentloop-7");
+    let ids = ["k8s.namespace.name", "service.instance.id"].map(of_resource);
+    assert_eq!(ids, ["system", "agentloop-7"]);
 
     let line = receiver
         .until_line("a line of the start", |line| {

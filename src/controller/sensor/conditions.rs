@@ -151,10 +151,9 @@ impl SensorConditions<'_> {
         let problem = own.pod.filter(|pod| is_problem(pod.reason.as_ref()));
         if let Some(pod) = problem {
             let message = if pod.reason == PodReason::ImagePullFailed {
-                format!(
-                    "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, set \
-                     sensor.imagePullSecrets of the chart and create the Secret in this namespace"
-                )
+                "the image of the sensor pod cannot be pulled; see the pod's Events. For a private registry, set \
+                 sensor.imagePullSecrets of the chart and create the Secret in this namespace"
+                    .to_owned()
             } else {
                 format!("sensor pod: {}", pod.message)
             };

@@ -84,8 +84,8 @@ impl SimulatedAccount {
     #[must_use]
     pub fn shared(self, agents: usize, on_exhausted: OnExhausted) -> Self {
         Self {
-            agents,
             on_exhausted,
+            agents,
             ..self
         }
     }

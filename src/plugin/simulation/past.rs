@@ -214,9 +214,8 @@ fn turn_end<'a>(
         // A result that was refused, or a question: the loop went on.
         "finish" | "check confidence" if last_call.is_some_and(|last| last > at) => (Some(None), false),
         "sleep" => {
-            // Without a time it is the longest. What is longer than that is cut.
             let chosen = calls.find_map(|step| chosen_sleep(&step.action, at));
-            let chosen = chosen.flatten().unwrap_or(SignedDuration::MAX);
+            let chosen = chosen.unwrap_or(SignedDuration::MAX);
             (Some(Some(chosen)), chosen >= IDLE)
         }
         // Turns beside the mode, and pre-checks that skip a turn: the loop waits for the next one.
@@ -231,8 +230,8 @@ fn turn_end<'a>(
         .collect()
 }
 
-/// The sleep that a call requested; `Some(None)`: one without a time.
-fn chosen_sleep(action: &Value, at: Timestamp) -> Option<Option<SignedDuration>> {
+/// The sleep that a call requested. One without a time is the longest; what is longer than that is cut.
+fn chosen_sleep(action: &Value, at: Timestamp) -> Option<SignedDuration> {
     let called = action
         .as_array()?
         .iter()
@@ -245,10 +244,12 @@ fn chosen_sleep(action: &Value, at: Timestamp) -> Option<Option<SignedDuration>>
     let arguments: Value = read.unwrap_or_else(|| called["arguments"].clone());
     if let Some(until) = arguments["until"].as_str() {
         let until = until.parse::<Timestamp>().ok();
-        return Some(until.map(|until| until.duration_since(at).max(SignedDuration::ZERO)));
+        let chosen = until.map(|until| until.duration_since(at).max(SignedDuration::ZERO));
+        return Some(chosen.unwrap_or(SignedDuration::MAX));
     }
     let seconds = arguments["sleep"].as_f64();
-    Some(seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok()))
+    let chosen = seconds.and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok());
+    Some(chosen.unwrap_or(SignedDuration::MAX))
 }
 
 /// Turn and number of a call such as `t12c1a2` or `t12c1`.

@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use super::render::{render, variable};
 
-/// A variable of the controller with these settings.
-fn rendered(settings: &[&str], name: &str) -> Option<Option<String>> {
+/// A variable of the controller with these settings; null: it is not set. `None`: there is no helm.
+fn rendered(settings: &[&str], name: &str) -> Option<Value> {
     let objects = render(settings)?.unwrap();
     let controller = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
     let value = variable(controller, name).map(|variable| variable["value"].clone());
-    Some(value.and_then(|value| value.as_str().map(str::to_owned)))
+    Some(value.unwrap_or_default())
 }
 
 #[test]
@@ -28,9 +28,9 @@ fn the_controller_reads_all_that_the_chart_sets_on_sensor_pods() {
     let Some(text) = rendered(&settings, "AGENTLOOP_SENSOR_POD") else {
         return;
     };
-    let text = text.unwrap();
+    let text = text.as_str().unwrap();
     assert!(!text.contains('$'), "the kubelet would expand it: {text}");
-    let template: SensorPodTemplate = serde_json::from_str(&text).unwrap();
+    let template: SensorPodTemplate = serde_json::from_str(text).unwrap();
     assert_eq!(template.image_pull_secrets[0].name, "registry");
     assert_eq!(template.pod_annotations["note"], "$(POD_NAME)");
     assert_eq!(template.node_selector["pool"], "small");
@@ -45,6 +45,6 @@ fn the_controller_reads_all_that_the_chart_sets_on_sensor_pods() {
 fn without_settings_of_pods_the_controller_gets_no_variable_for_them() {
     for name in ["AGENTLOOP_SENSOR_POD", "AGENTLOOP_AGENT_IMAGE_PULL_SECRETS"] {
         let Some(variable) = rendered(&[], name) else { return };
-        assert_eq!(variable, None, "{name}");
+        assert_eq!(variable, Value::Null, "{name}");
     }
 }

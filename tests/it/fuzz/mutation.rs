@@ -131,7 +131,7 @@ pub fn amplified(sample: &Value, bytes: usize) -> Vec<Vec<u8>> {
     const HOLE: &str = "grown here";
     let mut found = Vec::new();
     let mut grown = sample.clone();
-    for path in containers(sample, String::new()) {
+    for path in containers(sample, "") {
         let place = grown.pointer_mut(&path).unwrap();
         let before = std::mem::replace(place, HOLE.into());
         let mut elements: Vec<String> = SMALL_ELEMENTS.map(String::from).into();
@@ -140,7 +140,7 @@ pub fn amplified(sample: &Value, bytes: usize) -> Vec<Vec<u8>> {
             Value::Array(items) => elements.extend(items.first().map(Value::to_string)),
             Value::Object(fields) => {
                 // A type may be read from a list of its fields.
-                texts.push(Value::from_iter(fields.values().cloned()).to_string());
+                texts.push(fields.values().cloned().collect::<Value>().to_string());
                 let (name, value) = fields
                     .iter()
                     .next()
@@ -151,7 +151,7 @@ pub fn amplified(sample: &Value, bytes: usize) -> Vec<Vec<u8>> {
                     vec![field.clone(); bytes / (field.len() + 1)].join(",")
                 ));
             }
-            _ => {}
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
         let many = |element: &String| format!("[{}]", vec![element.as_str(); bytes / (element.len() + 1)].join(","));
         texts.extend(elements.iter().map(many));
@@ -167,19 +167,22 @@ pub fn amplified(sample: &Value, bytes: usize) -> Vec<Vec<u8>> {
 }
 
 /// Where the lists and objects of a value are, all but itself.
-fn containers(value: &Value, path: String) -> Vec<String> {
+fn containers(value: &Value, path: &str) -> Vec<String> {
     let inner: Vec<(String, &Value)> = match value {
         Value::Array(items) => items.iter().take(1).map(|item| (format!("{path}/0"), item)).collect(),
         Value::Object(fields) => fields
             .iter()
             .map(|(name, field)| (format!("{path}/{name}"), field))
             .collect(),
-        _ => Vec::new(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
     };
     let inner = inner
         .into_iter()
         .filter(|(_, value)| value.is_array() || value.is_object());
     inner
-        .flat_map(|(path, value)| std::iter::once(path.clone()).chain(containers(value, path)))
+        .flat_map(|(path, value)| {
+            let within = containers(value, &path);
+            std::iter::once(path).chain(within)
+        })
         .collect()
 }

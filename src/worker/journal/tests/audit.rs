@@ -485,7 +485,7 @@ fn a_journal_of_an_earlier_release_gets_the_view_without_a_new_version_and_keeps
     let connection = Connection::open(dir.path().join(FILE)).unwrap();
     let columns = |connection: &Connection| -> Vec<String> {
         let select = connection.prepare("SELECT * FROM agent_execution_audit").unwrap();
-        select.column_names().into_iter().map(str::to_owned).collect()
+        select.column_names().map(str::to_owned).collect()
     };
     let new = columns(&connection);
     connection.execute_batch(view_of_version_10).unwrap();
