@@ -375,9 +375,9 @@ pub fn reference() -> String {
             MetricSource::Agents,
             "Agents",
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
-             are the totals persisted in its status, so that they never decrease, and each leader exports the same ones: take \
-             `max without (instance, pod)` of them, with a subquery for `increase()` or `rate()`, where the leader may have \
-             changed twice ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0: use \
+             are the totals persisted in its status, so that they never decrease. Each leader exports the same ones: where the \
+             leader may have changed, take the highest of the replicas before `increase()` or `rate()` \
+             ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0: use \
              `or vector(0)` in queries. `increase()` and `rate()` miss the first count of a series that appears; the recording \
              rules `*:increase1h` of the chart count it. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
         ),
