@@ -386,7 +386,7 @@ pub fn reference() -> String {
             "Namespaces",
             "One set of series per namespace with Agents: sums over its Agents, whatever `metrics.perObject` is. All series of \
              closed label sets are present. The counters add up how much the totals that the Agents persist in their status \
-             have grown since a replica became the leader, and deleted Agents stay included: each leader begins at 0, also one \
+             have grown since a replica became the leader. Deleted Agents stay included. Each leader begins at 0, also one \
              that is the same container, started again. The totals themselves are those of the Agents. The histograms begin with the first durations after a replica became the leader and \
              end with the last Agent of the namespace. 1,000 namespaces have them; another gets them once nothing was measured \
              in one of these for 10 minutes. Sum over `instance`: `rate()` and `increase()` add up what each leader counted, and \
