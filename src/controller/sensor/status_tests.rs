@@ -243,7 +243,7 @@ fn a_failure_of_its_own_pod_is_reported_once_and_persists_until_the_pod_reports(
     own(&mut case, "ImagePullBackOff");
     let (status, reason, message) = case.says(ConditionType::Connected);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "ImagePullFailed"));
-    assert!(message.contains("agentloop-sensor"), "{message}");
+    assert!(message.contains("sensor.imagePullSecrets"), "{message}");
     let failed = case.write();
     assert_eq!(event_reasons(&starting, &failed), ["ImagePullFailed"]);
     own(&mut case, "CrashLoopBackOff");

@@ -12,6 +12,7 @@ mod sensors;
 mod simulate;
 mod simulate_running;
 mod simulate_settings;
+mod simulate_sleeping;
 mod sources;
 mod tasks;
 mod traces;

@@ -435,7 +435,7 @@ async fn tool_server(harness: &LocalHarness, port: u16) -> Child {
     child
 }
 
-fn history(harness: &LocalHarness, name: &str) -> PastLoop {
+pub(super) fn history(harness: &LocalHarness, name: &str) -> PastLoop {
     let journal = harness
         .state()
         .join(format!("volumes/default/{name}-state/worker/journal.sqlite"));
@@ -444,7 +444,7 @@ fn history(harness: &LocalHarness, name: &str) -> PastLoop {
     past::read(std::str::from_utf8(&lines).unwrap()).unwrap()
 }
 
-fn sum(history: &PastLoop, turn: Option<i64>) -> CallSum {
+pub(super) fn sum(history: &PastLoop, turn: Option<i64>) -> CallSum {
     let mut sum = CallSum::default();
     for (_, event) in &history.events {
         if let PastEvent::Call(call) = event
@@ -456,13 +456,13 @@ fn sum(history: &PastLoop, turn: Option<i64>) -> CallSum {
     sum
 }
 
-fn simulated(set: &[String], histories: &[(String, PastLoop)]) -> SimulationReport {
+pub(super) fn simulated(set: &[String], histories: &[(String, PastLoop)]) -> SimulationReport {
     let limits = changes::read(None, set).unwrap_or_else(|error| panic!("{set:?}: {error}"));
     replay::run(&limits, histories).unwrap_or_else(|error| panic!("{set:?}: {error}"))
 }
 
 /// What the report lets through.
-fn let_through(report: &SimulationReport) -> CallSum {
+pub(super) fn let_through(report: &SimulationReport) -> CallSum {
     CallSum {
         calls: report.made.calls - report.refused.calls,
         tokens: report.made.tokens - report.refused.tokens,
