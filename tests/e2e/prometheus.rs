@@ -211,7 +211,10 @@ fn query(text: &str, namespace: &str) -> String {
         .fold(text, |text, variable| text.replace(variable, ".+"));
     // These targets have no namespace.
     let text = text.replace("$controller_namespace", ".*");
-    let text = text.replace("$__rate_interval", "30s").replace("$__range", "1m");
+    let text = text
+        .replace("$__rate_interval", "30s")
+        .replace("$__range", "1m")
+        .replace("$__interval", "5s");
     assert!(!text.contains('$'), "a variable without a value: {text}");
     text
 }

@@ -47,8 +47,13 @@ pub fn rate_with(metric: &Metric, matchers: &str) -> String {
     over(metric, "rate", "$__rate_interval", matchers)
 }
 
-/// Increase of a counter over the time that the dashboard shows.
+/// Increase of a counter over the time that the dashboard shows. The totals of an object outlast a leader: if one leads again
+/// later, its own series rises by what the leader in between counted too, so the highest value of all replicas is used.
 pub fn increase(metric: &Metric) -> String {
+    if matches!(metric.source, MetricSource::Agents | MetricSource::Sensors) {
+        assert_eq!(metric.kind, MetricKind::Counter, "{}", metric.name);
+        return format!("increase(({})[$__range:$__interval])", select(metric));
+    }
     over(metric, "increase", "$__range", "")
 }
 
