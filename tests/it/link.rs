@@ -751,36 +751,25 @@ async fn a_body_that_does_not_arrive_times_out() {
 }
 
 #[tokio::test]
-async fn a_connection_above_the_limit_is_closed_and_an_ended_one_frees_its_slot() {
+async fn a_connection_above_the_limit_of_authenticated_ones_ends_the_oldest_of_its_tenant() {
     let limits = LinkLimits {
-        connections: ConnectionBounds::of_strangers(1, 1),
+        connections: ConnectionBounds {
+            all: 2,
+            strangers: 1,
+            per_address: 2,
+            strangers_per_address: 1,
+        },
         ..LinkLimits::default()
     };
     let harness = LinkHarness::with(limits, true).await;
-    let stream = harness.listen(EPOCH).await;
-    assert_eq!(stream.status(), StatusCode::OK);
-    let mut second = tokio::net::TcpStream::connect(harness.address).await.unwrap();
-    let mut nothing = Vec::new();
-    let closed = timeout(SOON, second.read_to_end(&mut nothing)).await.unwrap();
-    assert!(closed.is_err() || nothing.is_empty());
-    drop(stream);
-    let deadline = Instant::now() + SOON;
-    loop {
-        let attach = harness
-            .client
-            .post(harness.url("/v1/attach"))
-            .bearer_auth(token_of(TOKEN))
-            .body(r#"{"protocol":1,"epoch":4}"#);
-        if attach
-            .send()
-            .await
-            .is_ok_and(|response| response.status() == StatusCode::OK)
-        {
-            break;
-        }
-        assert!(Instant::now() < deadline, "no room came back");
-        tokio::task::yield_now().await;
-    }
+    let mut oldest = harness.listen(EPOCH).await;
+    assert_eq!(oldest.status(), StatusCode::OK);
+    let report = json!({"epoch": EPOCH}).to_string();
+    let reported = harness.post("/v1/report", TOKEN, report).await;
+    assert_eq!(reported.status(), StatusCode::NO_CONTENT);
+    let ended = async { while let Ok(Some(_)) = oldest.chunk().await {} };
+    timeout(SOON, ended).await.expect("the oldest connection to end");
+    assert_eq!(harness.listen(EPOCH).await.status(), StatusCode::OK, "there is room");
 }
 
 #[tokio::test]
