@@ -11,11 +11,44 @@ pub(crate) const MAX_LEVELS: usize = 48;
 /// Maximum number of levels along references, with `unevaluated…`.
 pub(crate) const MAX_LEVELS_WITH_REFERENCES: usize = 96;
 /// Maximum number of patterns, and maximum size in bytes of all of them.
-pub(crate) const MAX_PATTERNS: usize = 16;
-pub(crate) const MAX_PATTERN_BYTES: usize = 2048;
+pub(crate) const MAX_PATTERNS: usize = 256;
+pub(crate) const MAX_PATTERN_BYTES: usize = 32 * 1024;
+/// Maximum size in bytes of all compiled patterns, and of each part of one.
+const MAX_COMPILED_BYTES: usize = 32 * 1024 * 1024;
+const MAX_PART_BYTES: usize = 2 * 1024 * 1024;
 
-/// Why the schema must not be compiled.
-pub(crate) fn check(schema: &Value) -> Result<(), String> {
+/// The patterns of a schema that may be compiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PatternUse {
+    /// Maximum number of parts that are compiled.
+    parts: usize,
+    /// Whether there may be look-around, back-references or the like, which the engine without backtracking does not have.
+    pub(crate) needs_backtracking: bool,
+}
+
+impl PatternUse {
+    fn add(&mut self, pattern: &str) {
+        let bytes = pattern.as_bytes();
+        let groups = ["(?=", "(?!", "(?<", "(?>", "(?("].map(|group| pattern.matches(group).count());
+        let pairs = bytes.windows(2).filter(|pair| match pair {
+            [b'\\', next] => next.is_ascii_digit() || b"kgKGZ".contains(next),
+            [before, b'+'] => b"+*?}".contains(before),
+            _ => false,
+        });
+        let special = groups.iter().sum::<usize>() + pairs.count();
+        // Each is a part, and splits what is around it.
+        self.parts += 1 + 2 * special;
+        self.needs_backtracking |= special > 0;
+    }
+
+    /// Maximum size in bytes of a compiled part.
+    pub(crate) fn part_bytes(self) -> usize {
+        (MAX_COMPILED_BYTES / self.parts.max(1)).min(MAX_PART_BYTES)
+    }
+}
+
+/// The patterns of a schema, or why it must not be compiled.
+pub(crate) fn check(schema: &Value) -> Result<PatternUse, String> {
     let mut plain = Plain::default();
     plain.add(schema, 1)?;
     if plain.patterns > MAX_PATTERNS {
@@ -36,9 +69,9 @@ pub(crate) fn check(schema: &Value) -> Result<(), String> {
             references: Vec::new(),
             nodes: 0,
         };
-        return expanded.add(schema, 1);
+        expanded.add(schema, 1)?;
     }
-    Ok(())
+    Ok(plain.used)
 }
 
 fn too_large() -> String {
@@ -53,6 +86,7 @@ struct Plain {
     nodes: usize,
     patterns: usize,
     pattern_bytes: usize,
+    used: PatternUse,
     has_unevaluated: bool,
 }
 
@@ -82,15 +116,19 @@ impl Plain {
     fn add_patterns(&mut self, name: &str, value: &Value) {
         match (name, value) {
             ("pattern", Value::String(pattern)) => {
-                self.patterns += 1;
-                self.pattern_bytes += pattern.len();
+                self.add_pattern(pattern);
             }
             ("patternProperties", Value::Object(patterns)) => {
-                self.patterns += patterns.len();
-                self.pattern_bytes += patterns.keys().map(String::len).sum::<usize>();
+                patterns.keys().for_each(|pattern| self.add_pattern(pattern));
             }
             _ => {}
         }
+    }
+
+    fn add_pattern(&mut self, pattern: &str) {
+        self.patterns += 1;
+        self.pattern_bytes += pattern.len();
+        self.used.add(pattern);
     }
 }
 
@@ -204,22 +242,22 @@ mod tests {
 
     #[test]
     fn levels_are_limited() {
-        assert_eq!(check(&nested(MAX_LEVELS)), Ok(()));
+        assert_eq!(check(&nested(MAX_LEVELS)).map(drop), Ok(()));
         assert!(check(&nested(MAX_LEVELS + 1)).is_err_and(|error| error.contains("48 levels")));
     }
 
     #[test]
     fn values_are_limited() {
         let of = |items: usize| json!({"enum": vec![1; items]});
-        assert_eq!(check(&of(MAX_NODES - 2)), Ok(()));
+        assert_eq!(check(&of(MAX_NODES - 2)).map(drop), Ok(()));
         assert!(check(&of(MAX_NODES - 1)).is_err_and(|error| error.contains("too large")));
     }
 
     #[test]
     fn with_unevaluated_keywords_values_behind_references_count_wherever_they_are_referenced() {
-        assert_eq!(check(&repeated(20, 2)), Ok(()));
+        assert_eq!(check(&repeated(20, 2)).map(drop), Ok(()));
         assert!(check(&with_unevaluated(repeated(20, 2))).is_err_and(|error| error.contains("too large")));
-        assert_eq!(check(&with_unevaluated(repeated(20, 1))), Ok(()));
+        assert_eq!(check(&with_unevaluated(repeated(20, 1))).map(drop), Ok(()));
         assert!(
             check(&with_unevaluated(repeated(40, 1))).is_err_and(|error| error.contains("96 levels along references"))
         );
@@ -234,7 +272,7 @@ mod tests {
             }
             schema
         };
-        assert_eq!(check(&of(8)), Ok(()));
+        assert_eq!(check(&of(8)).map(drop), Ok(()));
         assert!(check(&of(15)).is_err_and(|error| error.contains("too large")));
     }
 
@@ -251,7 +289,7 @@ mod tests {
         ] {
             let mut schema = base.clone();
             schema[field] = value;
-            assert_eq!(check(&schema), Ok(()), "{schema}");
+            assert_eq!(check(&schema).map(drop), Ok(()), "{schema}");
             let schema = with_unevaluated(schema);
             assert!(check(&schema).is_err_and(|error| error.contains(part)), "{schema}");
         }
@@ -265,21 +303,40 @@ mod tests {
                 "allOf": [{"$ref": "#/$defs/base"}], "unevaluatedProperties": false}),
             json!({"properties": {"id": {"type": "string"}, "pattern": {"type": "string"}}}),
         ] {
-            assert_eq!(check(&schema), Ok(()), "{schema}");
+            assert_eq!(check(&schema).map(drop), Ok(()), "{schema}");
         }
+    }
+
+    #[test]
+    fn patterns_share_the_size_of_what_is_compiled() {
+        let of = |patterns: &[&str]| {
+            let mut used = PatternUse::default();
+            patterns.iter().for_each(|pattern| used.add(pattern));
+            used
+        };
+        let plain = of(&["^(a|b)[+]$"; 16]);
+        assert_eq!((plain.part_bytes(), plain.needs_backtracking), (MAX_PART_BYTES, false));
+        assert_eq!(of(&["a"; 32]).part_bytes(), MAX_COMPILED_BYTES / 32);
+        for special in [
+            "(?=a)", "(?!a)", "(?<=a)", "(?>a)", r"(a)\1", r"\k<a>", "a++", "a*+", "a{2}+",
+        ] {
+            let used = of(&[special]);
+            assert!(used.needs_backtracking && used.parts == 3, "{special}");
+        }
+        assert!(of(&[&"(?=a)".repeat(1_000)]).part_bytes() < 20 * 1024);
     }
 
     #[test]
     fn patterns_are_limited_by_number_and_bytes() {
         let of = |patterns: &[String]| json!({"allOf": patterns.iter().map(|pattern| json!({"pattern": pattern})).collect::<Vec<_>>()});
         let short = |count: usize| vec!["a".to_owned(); count];
-        assert_eq!(check(&of(&short(MAX_PATTERNS))), Ok(()));
-        assert!(check(&of(&short(MAX_PATTERNS + 1))).is_err_and(|error| error.contains("17 patterns")));
-        let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(&short(15))});
-        assert!(check(&names).is_err_and(|error| error.contains("17 patterns")));
+        assert_eq!(check(&of(&short(MAX_PATTERNS))).map(drop), Ok(()));
+        assert!(check(&of(&short(MAX_PATTERNS + 1))).is_err_and(|error| error.contains("257 patterns")));
+        let names = json!({"patternProperties": {"a": {}, "b": {}}, "not": of(&short(255))});
+        assert!(check(&names).is_err_and(|error| error.contains("257 patterns")));
         let half = "a".repeat(MAX_PATTERN_BYTES / 2);
-        assert_eq!(check(&of(&[half.clone(), half.clone()])), Ok(()));
+        assert_eq!(check(&of(&[half.clone(), half.clone()])).map(drop), Ok(()));
         let above = of(&[half.clone(), format!("{half}a")]);
-        assert!(check(&above).is_err_and(|error| error.contains("2049 bytes")));
+        assert!(check(&above).is_err_and(|error| error.contains("32769 bytes")));
     }
 }
