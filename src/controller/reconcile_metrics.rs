@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::agent::{AgentsView, ReconcileObserver};
 use super::durations::totals::DurationTotals;
 use super::pod_sessions::PodSessions;
@@ -88,7 +90,7 @@ impl ReconcileObserver for MetricsObserver {
             return;
         }
         // Any earlier, the totals of the Agents that are not listed yet would count as growth.
-        self.totals.caches_filled();
+        self.totals.caches_filled(Timestamp::now());
         self.metrics.add(self.totals.clone());
         self.metrics.add(self.durations.clone());
         let collector = AgentCollector::new(Box::new(take), gateways, sampled(&self.metrics), self.level);

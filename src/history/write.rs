@@ -58,7 +58,8 @@ ON CONFLICT (agent_id, id) DO UPDATE SET execution_id = excluded.execution_id, s
     action = excluded.action, result = excluded.result, validation = excluded.validation, success = excluded.success,
     error = excluded.error, tokens_used = excluded.tokens_used, cost_micro_usd = excluded.cost_micro_usd"#;
 
-/// A line of a journal never changes.
+/// A line of a journal never changes. One that states a time in the future is stored with that of its receipt, so the time does not
+/// show whether it is stored already.
 const AUDIT: &str = r#"
 INSERT INTO agent_execution_audit (agent_id, namespace, agent_name, trace_id, seq, at, execution_id, turn, member, call, run, tool,
     effect, decision, gate, cause, decided_by, idempotency_key, arguments_hash, outcome, note)
@@ -69,6 +70,8 @@ SELECT $1, $2, $3, CASE WHEN r.turn > 0 THEN
 FROM jsonb_to_recordset($4::text::jsonb) AS r(seq bigint, at timestamptz, "executionId" uuid,
     turn bigint, member integer, call text, run text, tool text, effect text, decision text, gate text, cause text, "decidedBy" text,
     "idempotencyKey" text, "argumentsHash" text, outcome text, note text)
+WHERE r.at <= now() + $5::text::interval
+    OR NOT EXISTS (SELECT FROM agent_execution_audit known WHERE known.agent_id = $1 AND known.seq = r.seq)
 ON CONFLICT (agent_id, seq, at) DO NOTHING"#;
 
 /// Steps of the oldest executions, before these: a worker chooses how many steps an execution has, and one statement that deletes

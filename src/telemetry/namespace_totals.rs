@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use kube::ResourceExt;
 use strum::IntoEnumIterator;
 
@@ -105,8 +106,8 @@ struct NamespaceSums {
 
 #[derive(Default)]
 struct SumTable {
-    /// Whether all Agents that existed when this process began have been seen.
-    is_complete: bool,
+    /// When all Agents that existed had been seen, if they could be read.
+    complete_since: Option<Timestamp>,
     agents: BTreeMap<NamespacedName, SeenAgent>,
     namespaces: BTreeMap<String, NamespaceSums>,
     last_emptied: u64,
@@ -128,13 +129,13 @@ impl Default for NamespaceTotals {
 }
 
 impl NamespaceTotals {
-    /// The caches are filled: every Agent that is seen for the first time from now on is new, and all that it has is growth.
-    pub fn caches_filled(&self) {
-        self.lock().is_complete = true;
+    /// The caches are filled: every Agent that is created from now on is new, and all that it has is growth.
+    pub fn caches_filled(&self, now: Timestamp) {
+        self.lock().complete_since = Some(now);
     }
 
-    /// Adds what the Agent has more than when it was last seen. Before the caches are filled, the first sight of an Agent adds
-    /// nothing.
+    /// Adds what the Agent has more than when it was last seen. The first sight of an Agent that was created before the caches
+    /// were filled adds nothing: it may have been unreadable until now.
     pub fn agent_seen(&self, agent: &Agent) {
         let id = NamespacedName::of(agent);
         let status = agent.status.as_ref();
@@ -146,17 +147,19 @@ impl NamespaceTotals {
             .collect();
         let mut table = self.lock();
         let SumTable {
-            is_complete,
+            complete_since,
             agents,
             namespaces,
             ..
         } = &mut *table;
+        let created = agent.creation_timestamp().map(|created| created.0);
+        let is_new = complete_since.is_some_and(|since| created.is_none_or(|created| created >= since));
         let sums = namespaces.entry(id.namespace.clone()).or_default();
         sums.totals.resize(self.series.len(), 0);
         let uid = agent.uid().unwrap_or_default();
         let known = agents.entry(id).or_insert_with(|| {
             sums.agents += 1;
-            let counted = |total: &i64| if *is_complete { 0 } else { (*total).max(0) };
+            let counted = |total: &i64| if is_new { 0 } else { (*total).max(0) };
             SeenAgent::new(uid.clone(), totals.iter().map(counted).collect())
         });
         if known.uid != uid {

@@ -525,6 +525,16 @@ async fn a_time_in_the_future_does_not_outlast_retention() {
     ahead.audit.push(line(4, Timestamp::MAX));
     store.store(&WATCHER, &ahead).await.unwrap();
     assert_eq!(counts(&postgres).await, [4, 4, 4]);
+    // Sent again later, as after the loss of what the database has stored.
+    let again = HistoryBatch {
+        after: 4,
+        last: 8,
+        executions: vec![],
+        steps: vec![],
+        ..ahead.clone()
+    };
+    store.store(&WATCHER, &again).await.unwrap();
+    assert_eq!(counts(&postgres).await, [4, 4, 4]);
     let lengths = "SELECT DISTINCT duration_milliseconds FROM agent_execution_history";
     assert_eq!(postgres.rows(lengths).await, ["1500"]);
     let as_stated = format!(

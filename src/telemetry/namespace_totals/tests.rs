@@ -1,5 +1,6 @@
 //! Tests of the sums of namespaces.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ impl Default for TotalsHarness {
     /// There was no Agent when this process began.
     fn default() -> Self {
         let harness = Self::starting();
-        harness.totals.caches_filled();
+        harness.totals.caches_filled(Timestamp::UNIX_EPOCH);
         harness
     }
 }
@@ -99,11 +100,27 @@ fn what_agents_had_when_this_process_began_is_in_no_sum() {
     assert_eq!(harness.turns(), "1");
     harness.seen("x", "3", 4);
     assert_eq!(harness.turns(), "5", "created again since");
-    harness.totals.caches_filled();
+    harness.totals.caches_filled(Timestamp::UNIX_EPOCH);
     assert_eq!(harness.turns(), "5");
     harness.seen("y", "2", 3);
     harness.seen("z", "4", 20);
     assert_eq!(harness.turns(), "28", "an Agent that is new");
+}
+
+#[test]
+fn an_agent_that_could_not_be_read_when_this_process_began_adds_only_its_growth() {
+    let harness = TotalsHarness::starting();
+    let filled = Timestamp::from_second(1_000).unwrap();
+    harness.totals.caches_filled(filled);
+    let created = |second: i64, name: &str, turns: i64| {
+        let mut agent = an_agent(name, name, &json!({"usage": {"turns": turns}}));
+        agent.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+        harness.totals.agent_seen(&agent);
+        harness.turns()
+    };
+    assert_eq!(created(999, "x", 500), "0");
+    assert_eq!(created(999, "x", 503), "3");
+    assert_eq!(created(1_000, "y", 20), "23");
 }
 
 #[test]
