@@ -168,18 +168,20 @@ matchResources:
 {{- end }}
 {{- end }}
 
-{{/* Parts of a URL in CEL: of the expression of a text, such as s.url. */}}
-{{- define "agentloop.urlHost" -}}
-url({{ . }}).getHostname().lowerAscii()
-{{- end }}
-
-{{- define "agentloop.urlPort" -}}
-(url({{ . }}).getPort() != '' ? int(url({{ . }}).getPort()) : url({{ . }}).getScheme() == 'https' ? 443 : 80)
-{{- end }}
-
-{{/* Without what a server may leave out: empty parts and those that are a dot. */}}
-{{- define "agentloop.urlPath" -}}
-url({{ . }}).getEscapedPath().split('/').filter(part, !(part in ['', '.']))
+{{/* The places of an expression of servers in CEL, as [name, host, port, path]: those of urls, and of containers on a port of the pod.
+  `*` may be any. A host is compared without a last dot, and every address of the pod's loopback is localhost. An address in another
+  form than the usual ones may be any, and so may a path with `..` or an escape. From a path, empty parts and those that are a dot
+  are removed, since a server may leave them out. */}}
+{{- define "agentloop.serverPlaces" -}}
+{{ . }}.map(s, [string(s.name), has(s.url) ? string(s.url) : has(s.container) && has(s.container.port) ?
+'http://localhost:' + string(s.container.port) + string(s.container.?path.orValue('/mcp')) : ''])
+.filter(p, p[1] != '').map(p, !isURL(p[1]) ? [p[0], '*', '*', '*'] : [p[0],
+[url(p[1]).getHostname().lowerAscii()].map(h, h.endsWith('.') ? h.substring(0, size(h) - 1) : h)
+.map(h, isIP(h) ? (ip(h).isLoopback() || ip(h).isUnspecified() ? 'localhost' : string(ip(h))) :
+h.contains(':') || h.matches('(^|[.])(0x[0-9a-f]*|[0-9]+)$') ? '*' : h)[0],
+url(p[1]).getPort() != '' ? string(int(url(p[1]).getPort())) : url(p[1]).getScheme() == 'https' ? '443' : '80',
+[url(p[1]).getEscapedPath()].map(e, e.contains('..') || e.contains('%') ? '*' :
+e.split('/').filter(part, !(part in ['', '.'])).join('/'))[0]])
 {{- end }}
 
 {{/* What Prometheus presents to /metrics: a dict with `monitor` (its values), `name` (of these values) and `root`. */}}

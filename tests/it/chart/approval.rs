@@ -573,14 +573,26 @@ async fn an_editor_strengthens_the_rules_of_approval_and_changes_everything_else
         assert_eq!(server.creates_agent("edith", &new).await, "ok", "{new}");
     }
     // As many servers and tools as there may be in practice are within the cost that the API server allows.
-    let many = |trusted: bool| {
+    let many = |trusted: bool, host: &str| {
         let tool = |of: usize| json!({"name": format!("tool{of}"), "effect": "Read", "approvalCondition": "arguments.a", "onUnknownOutcome": "Ask"});
         let rules: Vec<Value> = (0..40).map(tool).collect();
-        let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://s{of}:80/mcp"), "trusted": trusted, "definitionChanges": "Ask", "tools": rules});
+        let server = |of: usize| json!({"name": format!("s{of}"), "url": format!("http://{host}{of}:80/mcp"), "trusted": trusted, "definitionChanges": "Ask", "tools": rules});
         json!({"servers": (0..16).map(server).collect::<Vec<_>>()})
     };
-    assert_eq!(server.replaces("edith", &many(false), &many(false)).await, "ok");
-    let refused = server.replaces("edith", &many(false), &many(true)).await;
+    let many_before = many(false, "s");
+    assert_eq!(server.replaces("edith", &many_before, &many(false, "s")).await, "ok");
+    // All of them elsewhere, each of which could be at the place of each other one.
+    let long = format!("{}s", "long.".repeat(40));
+    for host in ["t", &long] {
+        let after = many(false, host);
+        assert_eq!(server.replaces("edith", &many_before, &after).await, "ok", "{host}");
+    }
+    // All of them at one place before and after.
+    let one_place = many(false, "s/mcp?");
+    let mut strengthened = one_place.clone();
+    strengthened["approval"] = json!({"default": "Write"});
+    assert_eq!(server.replaces("edith", &one_place, &strengthened).await, "ok");
+    let refused = server.replaces("edith", &many_before, &many(true, "s")).await;
     assert!(refused.contains("trusted"), "{refused}");
     server.end().await;
 }

@@ -148,3 +148,79 @@ fn kept() -> Vec<(Value, Value)> {
         (in_container("a", none()), in_container("b", json!({"only": ["t"]}))),
     ]
 }
+
+/// A container that serves on a port of the pod.
+fn on_port(name: &str, port: u16, path: Option<&str>) -> Value {
+    json!({"name": name, "container": {"image": name, "port": port, "path": path}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_an_approver_adds_a_url_of_a_container_with_rules() {
+    let Some(server) = with_tool_rules().await else { return };
+    let url = |url: &str| json!({"name": "other", "url": url});
+    let (default, rpc) = (on_port("files", 8000, None), on_port("files", 8000, Some("/rpc?v=2")));
+    let same = [
+        (&default, url("http://127.0.0.1:8000/mcp")),
+        (&default, url("http://localhost:8000/mcp?x=1")),
+        (&default, url("http://LOCALHOST.:8000/mcp")),
+        (&default, url("http://[::1]:8000/mcp")),
+        (&default, url("http://0:8000/mcp")),
+        (&default, url("https://127.0.0.2:8000/mcp/")),
+        (&rpc, url("http://127.0.0.1:8000/rpc")),
+        (&default, on_port("other", 8000, Some("/mcp"))),
+    ];
+    let differ = [
+        (&default, url("http://127.0.0.1:8001/mcp")),
+        (&default, url("http://127.0.0.1/mcp")),
+        (&default, url("http://127.0.0.1:8000/rpc")),
+        (&rpc, url("http://127.0.0.1:8000/mcp")),
+        (&default, url("http://files:8000/mcp")),
+        (&default, on_port("other", 8001, None)),
+    ];
+    let samples = |(container, other): (&Value, Value), refuse: bool| {
+        [(container.clone(), other.clone()), (other, container.clone())].map(|(mut first, second)| {
+            first["definitionChanges"] = json!("Ask");
+            (json!({"servers": [first]}), json!({"servers": [first, second]}), refuse)
+        })
+    };
+    let refused = same.into_iter().flat_map(|pair| samples(pair, true));
+    let kept = differ.into_iter().flat_map(|pair| samples(pair, false));
+    for (before, after, refuse) in refused.chain(kept) {
+        let said = server.replaces("edith", &before, &after).await;
+        if refuse {
+            assert!(said.contains("definitionChanges"), "{after}: {said}");
+            assert_eq!(server.replaces("ann", &before, &after).await, "ok", "{after}");
+        } else {
+            assert_eq!(said, "ok", "{after}");
+        }
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_that_have_always_had_the_same_image_do_not_hinder_other_changes() {
+    let Some(server) = with_tool_rules().await else { return };
+    let before = json!({"servers": [
+        {"name": "files", "container": {"image": "node", "command": ["files"]}, "definitionChanges": "Ask"},
+        {"name": "other", "container": {"image": "node", "command": ["other"]}},
+    ]});
+    let with = |field: &str, value: Value| {
+        let mut after = before.clone();
+        after["servers"][1]["container"][field] = value;
+        after
+    };
+    let after = with("resources", json!({"limits": {"memory": "2Gi"}}));
+    assert_eq!(server.replaces("edith", &before, &after).await, "ok");
+    for after in [
+        with("command", json!(["files"])),
+        with("args", json!(["a"])),
+        with("env", json!([{"name": "A", "value": "b"}])),
+        with("envFrom", json!([{"secretRef": {"name": "of-files"}}])),
+        with("port", json!(8000)),
+    ] {
+        let refused = server.replaces("edith", &before, &after).await;
+        assert!(refused.contains("definitionChanges"), "{after}: {refused}");
+        assert_eq!(server.replaces("ann", &before, &after).await, "ok", "{after}");
+    }
+    server.end().await;
+}
