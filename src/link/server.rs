@@ -435,6 +435,12 @@ pub(super) async fn authenticate<L: LinkHandler>(
     };
     let pod = server.link.authenticate(token, address).await?;
     caller.mark_authenticated(&pod.namespace);
+    if caller.slot.is_evicted() {
+        return Err(PodRefusal {
+            code: RefusalCode::NotLeading,
+            message: "the namespace has too many connections; retry".into(),
+        });
+    }
     if pod.kind != kind {
         return Err(PodRefusal {
             code: RefusalCode::Unknown,

@@ -2,7 +2,8 @@
 //!
 //! Strangers never keep each other out: beyond their bounds the oldest stranger loses its slot, of the address that has the
 //! most. A peer with one connection is therefore evicted only when every other address has no more than one. Authenticated peers
-//! leave the strangers their room: beyond the rest, the tenant that has the most slots loses its oldest.
+//! leave the strangers their room: beyond the rest, the tenant that has the most slots loses its newest. A newcomer of that tenant
+//! loses its own, so that connections that last are not ended by those that come again and again.
 //!
 //! Owns the counting only. The server closes connections that have no slot or lost it. Imports nothing of ours.
 
@@ -83,29 +84,38 @@ impl SlotTable {
         }
     }
 
-    /// Of the authenticated slots, of one address or of all, the oldest is lost by the tenant that has the most; of several, by the one
-    /// whose oldest is the oldest.
-    fn evict_authenticated(&mut self, address: Option<IpAddr>) {
+    /// Of the authenticated slots, of one address or of all, one is lost: the newcomer's if no other tenant has more than its own,
+    /// else the newest of the tenant that has the most; of several, of the one whose newest is the newest. Connections that last
+    /// are therefore kept: a tenant that connects again takes nothing of its own, nor of those that have no more.
+    fn evict_authenticated(&mut self, newcomer: u64, address: Option<IpAddr>) {
         let slots = self.authenticated.iter();
         let slots = slots.filter(|(_, slot)| address.is_none_or(|address| slot.address == address));
-        let mut tenants: HashMap<&str, (usize, Reverse<u64>)> = HashMap::new();
+        let mut tenants: HashMap<&str, (usize, u64)> = HashMap::new();
         for (number, slot) in slots {
-            tenants.entry(&slot.tenant).or_insert((0, Reverse(*number))).0 += 1;
+            let (count, newest) = tenants.entry(&slot.tenant).or_default();
+            (*count, *newest) = (*count + 1, *number);
         }
-        let most = tenants.into_values().max();
-        if let Some(evicted) = most.and_then(|(_, Reverse(oldest))| self.authenticated.remove(&oldest)) {
-            evicted.evicted.cancel();
+        let own = self.authenticated.get(&newcomer);
+        let own = own.and_then(|slot| tenants.get(slot.tenant.as_str()));
+        let Some(evicted) = tenants.values().max() else { return };
+        let evicted = match own {
+            Some((count, _)) if *count >= evicted.0 => newcomer,
+            _ => evicted.1,
+        };
+        if let Some(slot) = self.authenticated.remove(&evicted) {
+            slot.evicted.cancel();
         }
     }
 
-    /// Ensures that authenticated peers leave room for strangers, who may be peers that are not authenticated yet.
-    fn keep_room(&mut self, address: IpAddr, bounds: &ConnectionBounds) {
+    /// Ensures that authenticated peers, of which this is the newest, leave room for strangers, who may be peers that are not
+    /// authenticated yet.
+    fn keep_room(&mut self, newcomer: u64, address: IpAddr, bounds: &ConnectionBounds) {
         let of_address = self.authenticated.values().filter(|slot| slot.address == address);
         if of_address.count() > bounds.per_address.saturating_sub(bounds.strangers_per_address) {
-            self.evict_authenticated(Some(address));
+            self.evict_authenticated(newcomer, Some(address));
         }
         if self.authenticated.len() > bounds.all.saturating_sub(bounds.strangers) {
-            self.evict_authenticated(None);
+            self.evict_authenticated(newcomer, None);
         }
     }
 
@@ -189,8 +199,8 @@ impl ConnectionSlot {
         self.address
     }
 
-    /// The peer is authenticated for this tenant. From now on it is evicted only for peers of other tenants that have fewer slots, or
-    /// for another of its own.
+    /// The peer is authenticated for this tenant, and evicted at once if there is no room for another peer of it. From now on it is
+    /// evicted only for peers of other tenants that have fewer slots.
     pub fn mark_authenticated(&self, tenant: &str) {
         let mut table = self.slots.table();
         let Some(evicted) = table.remove_stranger(self.address, self.number) else {
@@ -202,7 +212,13 @@ impl ConnectionSlot {
             evicted,
         };
         table.authenticated.insert(self.number, slot);
-        table.keep_room(self.address, &self.slots.bounds);
+        table.keep_room(self.number, self.address, &self.slots.bounds);
+    }
+
+    /// Whether the slot is lost.
+    #[must_use]
+    pub fn is_evicted(&self) -> bool {
+        self.evicted.is_cancelled()
     }
 
     /// Ends when the slot is lost, and its connection must be closed.
@@ -256,10 +272,6 @@ mod tests {
         );
     }
 
-    fn is_evicted(slot: &ConnectionSlot) -> bool {
-        slot.evicted.is_cancelled()
-    }
-
     #[test]
     fn strangers_do_not_occupy_the_slots_of_authenticated_peers() {
         let slots = ConnectionLimiter::new(ConnectionBounds {
@@ -269,17 +281,17 @@ mod tests {
             strangers_per_address: 1,
         });
         let known: Vec<_> = (0..4).map(|_| known(&slots, address(1), "a")).collect();
-        assert!(!known.iter().any(is_evicted));
+        assert!(!known.iter().any(ConnectionSlot::is_evicted));
         let strangers = [2, 3].map(|last| slots.take(address(last)).unwrap());
         assert!(slots.take(address(4)).is_none(), "in all");
         drop(known);
         let newest = slots.take(address(4)).unwrap();
-        let evicted = [&strangers[0], &strangers[1], &newest].map(is_evicted);
+        let evicted = [&strangers[0], &strangers[1], &newest].map(ConnectionSlot::is_evicted);
         assert_eq!(evicted, [true, false, false], "of equals the oldest");
         strangers[1].mark_authenticated("a");
         strangers[1].mark_authenticated("a");
         let after = slots.take(address(5)).unwrap();
-        let evicted = [&strangers[1], &newest, &after].map(is_evicted);
+        let evicted = [&strangers[1], &newest, &after].map(ConnectionSlot::is_evicted);
         assert_eq!(evicted, [false; 3], "there is room again");
     }
 
@@ -302,13 +314,13 @@ mod tests {
             known(&slots, address(201), "quiet"),
         ];
         let mut flood: Vec<_> = (0..8).map(|last| known(&slots, address(last), "flood")).collect();
-        let evicted = |flood: &[ConnectionSlot]| flood.iter().filter(|slot| is_evicted(slot)).count();
+        let evicted = |flood: &[ConnectionSlot]| flood.iter().filter(|slot| slot.is_evicted()).count();
         assert_eq!(evicted(&flood), 0);
         flood.push(known(&slots, address(8), "flood"));
-        assert!(is_evicted(&flood[0]) && evicted(&flood) == 1, "its own oldest");
+        assert!(flood[8].is_evicted() && evicted(&flood) == 1, "the newcomer");
         let late = known(&slots, address(202), "late");
-        assert!(is_evicted(&flood[1]) && evicted(&flood) == 2);
-        assert!(!quiet.iter().chain([&late]).any(is_evicted));
+        assert!(flood[7].is_evicted() && evicted(&flood) == 2, "the newest");
+        assert!(!quiet.iter().chain([&late]).any(ConnectionSlot::is_evicted));
         assert_eq!(slots.table().authenticated.len(), 10);
     }
 
@@ -322,12 +334,52 @@ mod tests {
         });
         let quiet = known(&slots, address(1), "quiet");
         let mut flood: Vec<_> = (0..3).map(|_| known(&slots, address(1), "flood")).collect();
-        assert!(!flood.iter().any(is_evicted));
+        assert!(!flood.iter().any(ConnectionSlot::is_evicted));
         let elsewhere = known(&slots, address(2), "flood");
         flood.push(known(&slots, address(1), "flood"));
-        let evicted: Vec<_> = flood.iter().map(is_evicted).collect();
-        assert_eq!(evicted, [true, false, false, false]);
-        assert!(!is_evicted(&quiet) && !is_evicted(&elsewhere));
+        let evicted: Vec<_> = flood.iter().map(ConnectionSlot::is_evicted).collect();
+        assert_eq!(evicted, [false, false, false, true]);
+        assert!(!quiet.is_evicted() && !elsewhere.is_evicted());
+    }
+
+    #[test]
+    fn a_tenant_above_the_limit_keeps_the_connections_it_has() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 16_384,
+            strangers: 2048,
+            per_address: 1024,
+            strangers_per_address: 256,
+        });
+        let lasting: Vec<_> = (0..768).map(|_| known(&slots, address(1), "a")).collect();
+        for _ in 0..1000 {
+            assert!(known(&slots, address(1), "a").is_evicted(), "the newcomer");
+        }
+        assert!(!lasting.iter().any(ConnectionSlot::is_evicted));
+        let other = known(&slots, address(1), "b");
+        let kept: Vec<_> = lasting.iter().filter(|slot| !slot.is_evicted()).collect();
+        assert_eq!(kept.len(), 767, "one connection gives way to another tenant");
+        assert!(lasting[767].is_evicted(), "the newest");
+        for _ in 0..1000 {
+            assert!(known(&slots, address(1), "a").is_evicted(), "the newcomer");
+        }
+        assert!(!other.is_evicted() && !kept.into_iter().any(ConnectionSlot::is_evicted));
+    }
+
+    #[test]
+    fn a_newcomer_takes_no_slot_of_a_tenant_that_has_no_more_than_its_own() {
+        let slots = ConnectionLimiter::new(ConnectionBounds {
+            all: 14,
+            strangers: 10,
+            per_address: 14,
+            strangers_per_address: 10,
+        });
+        let [a, b] = ["a", "b"].map(|tenant| [1, 2].map(|last| known(&slots, address(last), tenant)));
+        assert!(known(&slots, address(3), "b").is_evicted(), "b would have three");
+        let third = known(&slots, address(3), "c");
+        assert!(!third.is_evicted() && b[1].is_evicted(), "of equals the newest");
+        let fourth = known(&slots, address(3), "c");
+        assert!(fourth.is_evicted(), "c would have as many as a");
+        assert!(!a.iter().chain([&b[0], &third]).any(ConnectionSlot::is_evicted));
     }
 
     #[test]
@@ -340,15 +392,15 @@ mod tests {
         });
         let mut taken = vec![slots.take(address(9)).unwrap()];
         taken.extend((0..2).map(|_| slots.take(address(1)).unwrap()));
-        assert!(!taken.iter().any(is_evicted));
+        assert!(!taken.iter().any(ConnectionSlot::is_evicted));
         taken.push(slots.take(address(1)).unwrap());
-        let evicted: Vec<_> = taken.iter().map(is_evicted).collect();
+        let evicted: Vec<_> = taken.iter().map(ConnectionSlot::is_evicted).collect();
         assert_eq!(evicted, [false, true, false, false]);
         // It is authenticated a moment too late.
         taken[1].mark_authenticated("a");
         drop(taken.remove(2));
-        assert!(!is_evicted(&slots.take(address(1)).unwrap()));
-        assert!(!is_evicted(&taken[2]), "a freed slot is taken first");
+        assert!(!slots.take(address(1)).unwrap().is_evicted());
+        assert!(!taken[2].is_evicted(), "a freed slot is taken first");
         drop(taken);
         let table = slots.table();
         assert_eq!((table.all, table.strangers, table.addresses.len()), (0, 0, 0));
@@ -368,11 +420,11 @@ mod tests {
             addresses.filter_map(|address| slots.take(address)).collect()
         };
         let first = flood(&slots);
-        assert_eq!(first.iter().filter(|slot| is_evicted(slot)).count(), 0);
+        assert_eq!(first.iter().filter(|slot| slot.is_evicted()).count(), 0);
         let pod = slots.take(address(100)).unwrap();
-        assert_eq!(first.iter().filter(|slot| is_evicted(slot)).count(), 1);
+        assert_eq!(first.iter().filter(|slot| slot.is_evicted()).count(), 1);
         let second = flood(&slots);
-        assert!(!is_evicted(&pod), "the flood evicts itself");
+        assert!(!pod.is_evicted(), "the flood evicts itself");
         assert_eq!(slots.table().strangers, 2048);
         drop((first, second));
     }

@@ -751,7 +751,7 @@ async fn a_body_that_does_not_arrive_times_out() {
 }
 
 #[tokio::test]
-async fn a_connection_above_the_limit_of_authenticated_ones_ends_the_oldest_of_its_tenant() {
+async fn a_connection_above_the_limit_of_authenticated_ones_is_closed_and_the_others_stay() {
     let limits = LinkLimits {
         connections: ConnectionBounds {
             all: 2,
@@ -762,14 +762,22 @@ async fn a_connection_above_the_limit_of_authenticated_ones_ends_the_oldest_of_i
         ..LinkLimits::default()
     };
     let harness = LinkHarness::with(limits, true).await;
-    let mut oldest = harness.listen(EPOCH).await;
-    assert_eq!(oldest.status(), StatusCode::OK);
-    let report = json!({"epoch": EPOCH}).to_string();
-    let reported = harness.post("/v1/report", TOKEN, report).await;
-    assert_eq!(reported.status(), StatusCode::NO_CONTENT);
-    let ended = async { while let Ok(Some(_)) = oldest.chunk().await {} };
-    timeout(SOON, ended).await.expect("the oldest connection to end");
-    assert_eq!(harness.listen(EPOCH).await.status(), StatusCode::OK, "there is room");
+    let mut oldest = SseStream::from_bytes_stream(harness.listen(EPOCH).await.bytes_stream());
+    next(&mut oldest).await.unwrap();
+    let newcomer = harness
+        .client
+        .post(harness.url("/v1/report"))
+        .bearer_auth(token_of(TOKEN))
+        .body(json!({"epoch": EPOCH}).to_string());
+    // Its connection may end before the answer arrives.
+    if let Ok(answer) = timeout(SOON, newcomer.send()).await.unwrap() {
+        let (status, refusal) = refusal(answer).await;
+        assert_eq!((status.as_u16(), refusal.code), (503, RefusalCode::NotLeading));
+        assert!(refusal.message.contains("too many connections"), "{refusal}");
+    }
+    harness.direct(suspended());
+    let (_, directives) = next(&mut oldest).await.expect("the oldest connection to stay");
+    assert_eq!(directives, r#"{"suspend":true}"#);
 }
 
 #[tokio::test]
