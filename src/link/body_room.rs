@@ -1,7 +1,8 @@
 //! How many bytes of pods' requests a server keeps at a time: in all, of one namespace and of one pod.
 //!
 //! A body takes memory from its first byte on, and a pod may send as slowly as the timeout allows, over as many connections as it
-//! has. So each request takes room for its body before it is read.
+//! has. So each request takes room for its body before it is read. Small bodies, as of most reports, have room of their own: they
+//! do not wait for large ones that arrive slowly. So have requests for leases, which keep it until a write.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -28,7 +29,7 @@ impl Default for BodyBounds {
         Self {
             // A controller has 512 MiB, and a message may take several times the memory of its body.
             all: 64 * MAX_BODY_BYTES,
-            // A tenant cannot hold up the others. Its pods send a few hundred bytes each, so that thousands of them have room.
+            // A tenant cannot hold up the others.
             namespace: 16 * MAX_BODY_BYTES,
             // A gateway sends at the same time a report, a request for leases, a part of a history and a page for each reader.
             // Only a request for leases has its room for longer than its body takes to arrive; all fit one after the other.
@@ -37,11 +38,71 @@ impl Default for BodyBounds {
     }
 }
 
+impl BodyBounds {
+    /// Of small messages. A pod has as many at a time as it sends of different kinds.
+    const SMALL: Self = Self {
+        all: 32 * MAX_BODY_BYTES,
+        namespace: 4 * MAX_BODY_BYTES,
+        pod: 4 * SMALL_BYTES,
+    };
+    /// Of small requests for leases: thousands of gateways wait at the same time while the API server is slow.
+    const LEASES: Self = Self {
+        all: 64 * MAX_BODY_BYTES,
+        namespace: 16 * MAX_BODY_BYTES,
+        pod: 4 * SMALL_BYTES,
+    };
+}
+
+/// Longest body that is small, in bytes.
+const SMALL_BYTES: usize = 16 * 1024;
 /// What the smallest request counts as: it takes memory besides its body.
 const LEAST_BYTES: usize = 1024;
 
-/// The room for bodies.
-pub(super) struct BodyRoom {
+/// What a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyKind {
+    /// A message, whose room is free once it is parsed.
+    Message,
+    /// A request for leases, which keeps its room until they are written.
+    Lease,
+}
+
+/// The rooms for bodies of each size and kind.
+pub(super) struct BodyRooms {
+    large: BodyRoom,
+    small: BodyRoom,
+    leases: BodyRoom,
+}
+
+impl BodyRooms {
+    /// These bounds are those of large bodies.
+    pub(super) fn new(large: BodyBounds) -> Self {
+        Self {
+            large: BodyRoom::new(large),
+            small: BodyRoom::new(BodyBounds::SMALL),
+            leases: BodyRoom::new(BodyBounds::LEASES),
+        }
+    }
+
+    /// Room for a body of this kind and length; a body of unknown length is large.
+    pub(super) async fn take(
+        &self,
+        pod: (&str, &str),
+        kind: BodyKind,
+        length: Option<usize>,
+        longest: Duration,
+    ) -> Option<BodyPermit> {
+        let room = match (length, kind) {
+            (Some(0..=SMALL_BYTES), BodyKind::Message) => &self.small,
+            (Some(0..=SMALL_BYTES), BodyKind::Lease) => &self.leases,
+            _ => &self.large,
+        };
+        room.take(pod, length, longest).await
+    }
+}
+
+/// The room for bodies of one size and kind.
+struct BodyRoom {
     bounds: BodyBounds,
     all: Arc<Semaphore>,
     /// The shares of those that have requests, by pod and by namespace.
@@ -61,7 +122,7 @@ pub(super) struct BodyPermit {
 }
 
 impl BodyRoom {
-    pub(super) fn new(bounds: BodyBounds) -> Self {
+    fn new(bounds: BodyBounds) -> Self {
         Self {
             bounds,
             all: Arc::new(Semaphore::new(bounds.all)),
@@ -71,7 +132,7 @@ impl BodyRoom {
 
     /// Room for a body of this length, as it was announced; `None`: there was none for so long. A pod at its bound waits for its own
     /// requests first, and holds nothing that others wait for.
-    pub(super) async fn take(
+    async fn take(
         &self,
         (namespace, pod): (&str, &str),
         length: Option<usize>,
@@ -162,6 +223,32 @@ mod tests {
         assert!(futures::poll!(&mut more).is_pending());
         assert!(room.take(("a", "q"), None, SOON).await.is_some());
         assert!(room.take(("b", "r"), None, SOON).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn small_bodies_wait_neither_for_large_ones_nor_for_leases() {
+        use BodyKind::{Lease, Message};
+        let rooms = BodyRooms::new(BodyBounds::default());
+        let pods = |count: usize| (0..4).flat_map(move |namespace| (0..count).map(move |pod| (namespace, pod)));
+        let mut held = Vec::new();
+        for (namespace, pod) in pods(8) {
+            let names = (namespace.to_string(), format!("{namespace}-{pod}"));
+            for _ in 0..2 {
+                held.push(rooms.take((&names.0, &names.1), Message, None, SOON).await.unwrap());
+            }
+        }
+        let large = rooms.take(("e", "x"), Message, Some(SMALL_BYTES + 1), SOON);
+        assert!(large.await.is_none(), "they have all of the room");
+        for kind in [Message, Lease] {
+            assert!(rooms.take(("e", "x"), kind, Some(SMALL_BYTES), SOON).await.is_some());
+        }
+        for pod in 0..4096 {
+            let pod = pod.to_string();
+            held.push(rooms.take(("e", &pod), Lease, Some(500), SOON).await.unwrap());
+        }
+        assert!(rooms.take(("e", "y"), Lease, Some(500), SOON).await.is_none());
+        assert!(rooms.take(("e", "y"), Message, Some(500), SOON).await.is_some());
+        assert!(rooms.take(("f", "z"), Lease, Some(500), SOON).await.is_some());
     }
 
     #[tokio::test]

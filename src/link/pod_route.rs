@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
+use super::body_room::BodyKind;
 use super::events::{EventsPage, PAGE_LINES, UNNAMED_EVENT, is_event_name};
 use super::messages::PodRefusal;
 use super::server::{LinkCaller, LinkHandler, LinkServer, PodIdentity, PodKind, authenticate, malformed, read, refuse};
@@ -32,7 +33,7 @@ where
     let answer = async {
         let pod = authenticate(server, caller, kind).await?;
         // What is kept of it from here on has bounds of its own.
-        let (message, room) = read::<M, L>(server, &pod, request).await?;
+        let (message, room) = read::<M, L>(server, &pod, BodyKind::Message, request).await?;
         drop(room);
         handle(server.link.clone(), pod, message).await
     };

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::HttpBody;
 use axum::extract::{FromRequestParts, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri, header};
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::acceptor::SlotAcceptor;
 use super::answers::{AnsweredGate, GateAnswerRequest};
 use super::answers_route;
-use super::body_room::{BodyBounds, BodyPermit, BodyRoom};
+use super::body_room::{BodyBounds, BodyKind, BodyPermit, BodyRooms};
 use super::deliveries::{
     Delivery, DeliveryAck, DeliveryRequest, RelayedDeliveryAck, SensorDirectives, SensorPodReport,
 };
@@ -51,6 +52,8 @@ use agentloop_support::connections::{ConnectionBounds, ConnectionLimiter, Connec
 
 /// Largest request body in bytes.
 pub const MAX_BODY_BYTES: usize = 256 * 1024;
+/// Longest wait for the room for a body: well below the 10 s after which a client gives up.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long open requests may continue after the server is stopped.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -167,7 +170,7 @@ pub trait LinkHandler: Send + Sync + 'static {
 pub struct LinkLimits {
     /// Connections. A peer is a stranger until a token of it was accepted.
     pub connections: ConnectionBounds,
-    /// Bytes of the requests of pods.
+    /// Bytes of the large requests of pods. Small ones have room of their own.
     pub bodies: BodyBounds,
     /// Time between two heartbeats of a [`Directives`] stream.
     pub heartbeat: Duration,
@@ -200,7 +203,7 @@ pub(super) struct LinkServer<L> {
     pub(super) link: Arc<L>,
     pub(super) limits: LinkLimits,
     pub(super) stop: CancellationToken,
-    room: Arc<BodyRoom>,
+    room: Arc<BodyRooms>,
 }
 
 impl<L> Clone for LinkServer<L> {
@@ -220,7 +223,7 @@ fn router<L: LinkHandler>(link: Arc<L>, limits: LinkLimits, stop: CancellationTo
         link,
         limits,
         stop,
-        room: Arc::new(BodyRoom::new(limits.bodies)),
+        room: Arc::new(BodyRooms::new(limits.bodies)),
     };
     Router::new()
         .route("/v1/attach", post(attach::<L>))
@@ -287,7 +290,7 @@ pub async fn serve<L: LinkHandler>(
 async fn attach<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: LinkCaller, request: Request) -> Response {
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
-        let (attach, _) = read::<AttachRequest, L>(&server, &pod, request).await?;
+        let (attach, _) = read::<AttachRequest, L>(&server, &pod, BodyKind::Message, request).await?;
         let theirs = attach.oldest_protocol.unwrap_or(attach.protocol)..=attach.protocol;
         let Some(protocol) = common_protocol(OLDEST_PROTOCOL..=PROTOCOL, theirs) else {
             return Err(malformed(format!(
@@ -306,7 +309,7 @@ async fn lease<L: LinkHandler>(State(server): State<LinkServer<L>>, caller: Link
     let answer = async {
         let pod = authenticate(&server, &caller, PodKind::Agent).await?;
         // It waits for a write, and keeps its room until then.
-        let (request, _room) = read::<LeaseRequest, L>(&server, &pod, request).await?;
+        let (request, _room) = read::<LeaseRequest, L>(&server, &pod, BodyKind::Lease, request).await?;
         if let Some(problem) = request.problem() {
             return Err(malformed(problem));
         }
@@ -454,12 +457,15 @@ pub(super) async fn authenticate<L: LinkHandler>(
 pub(super) async fn read<T: DeserializeOwned, L>(
     server: &LinkServer<L>,
     pod: &PodIdentity,
+    kind: BodyKind,
     request: Request,
 ) -> Result<(T, BodyPermit), PodRefusal> {
     let longest = server.limits.read_timeout;
-    let length = request.headers().get(header::CONTENT_LENGTH);
-    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-    let room = server.room.take((&pod.namespace, &pod.uid), length, longest);
+    // Not the header: a chunked body is as long as it likes.
+    let length = request.body().size_hint().exact();
+    let length = length.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+    let names = (pod.namespace.as_str(), pod.uid.as_str());
+    let room = server.room.take(names, kind, length, longest.min(ROOM_TIMEOUT));
     let room = room.await.ok_or_else(|| PodRefusal {
         code: RefusalCode::NotLeading,
         message: "too many requests are being read; retry".into(),
