@@ -15,8 +15,8 @@ use super::validate::{approval_conditions, approval_conditions_text, response_sc
 use crate::api::AgentSpec;
 use crate::support::hash::sha256;
 
-/// Limit of cached verdicts. When it is reached, all of the namespace that has the most are dropped; its texts still in use are then
-/// checked again once.
+/// Limit of cached verdicts. When it is reached, all of the namespace that has had the most checked are dropped; the texts still in use
+/// are then checked again once.
 const MAX_VERDICTS: usize = 1024;
 
 /// The first error of a text, if any.
@@ -68,15 +68,21 @@ impl TextKind {
 
 /// The cached verdicts.
 pub(super) struct TextChecker {
-    verdicts: Mutex<HashMap<VerdictKey, TextVerdict>>,
+    verdicts: Mutex<HashMap<VerdictKey, KnownVerdict>>,
     /// Permits one check at a time.
     turn: Arc<Semaphore>,
     /// One lock for each namespace with checks: one check of a namespace at a time waits for the turn.
     namespaces: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// The namespace that has the text, and the SHA-256 of the text.
-type VerdictKey = (String, [u8; 32]);
+/// The SHA-256 of the text: a text that many namespaces have is checked and kept once.
+type VerdictKey = [u8; 32];
+
+struct KnownVerdict {
+    verdict: TextVerdict,
+    /// The namespace for which the text was checked; it counts for this one alone.
+    namespace: String,
+}
 
 impl TextChecker {
     pub(super) fn new() -> Self {
@@ -89,7 +95,7 @@ impl TextChecker {
 
     /// Parses the text of an object in this namespace, or returns the cached verdict.
     pub(super) async fn check(&self, namespace: &str, kind: TextKind, text: String) -> TextVerdict {
-        let key = (namespace.to_owned(), kind.key(&text));
+        let key = kind.key(&text);
         if let Some(known) = self.known(&key) {
             return known;
         }
@@ -115,9 +121,13 @@ impl TextChecker {
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         if verdicts.len() >= MAX_VERDICTS {
             let most = namespace_with_most(&verdicts);
-            verdicts.retain(|(namespace, _), _| Some(namespace) != most.as_ref());
+            verdicts.retain(|_, known| Some(&known.namespace) != most.as_ref());
         }
-        verdicts.insert(key, verdict.clone());
+        let known = KnownVerdict {
+            verdict: verdict.clone(),
+            namespace: namespace.to_owned(),
+        };
+        verdicts.insert(key, known);
         verdict
     }
 
@@ -132,14 +142,14 @@ impl TextChecker {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .get(key)
-            .cloned()
+            .map(|known| known.verdict.clone())
     }
 }
 
-fn namespace_with_most(verdicts: &HashMap<VerdictKey, TextVerdict>) -> Option<String> {
+fn namespace_with_most(verdicts: &HashMap<VerdictKey, KnownVerdict>) -> Option<String> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
-    for (namespace, _) in verdicts.keys() {
-        *counts.entry(namespace).or_default() += 1;
+    for known in verdicts.values() {
+        *counts.entry(&known.namespace).or_default() += 1;
     }
     let most = counts.into_iter().max_by_key(|(_, count)| *count);
     most.map(|(namespace, _)| namespace.to_owned())
@@ -200,12 +210,12 @@ mod tests {
         let checks = Arc::new(TextChecker::new());
         let script = |number: usize| format!("turns: [{{text: t{number}}}]");
         checks.check("quiet", TextKind::Script, script(0)).await.unwrap();
-        for number in 0..MAX_VERDICTS {
+        for number in 1..=MAX_VERDICTS {
             checks.check("noisy", TextKind::Script, script(number)).await.unwrap();
         }
         let kept = |namespace: &str| {
             let verdicts = checks.verdicts.lock().unwrap();
-            verdicts.keys().filter(|(of, _)| of == namespace).count()
+            verdicts.values().filter(|known| known.namespace == namespace).count()
         };
         assert_eq!((kept("quiet"), kept("noisy")), (1, 1));
         // One check is being made, and one of a namespace waits for the next turn.
@@ -226,6 +236,27 @@ mod tests {
             (2, 2),
             "before the others of the noisy one"
         );
+    }
+
+    #[tokio::test]
+    async fn a_text_of_many_namespaces_is_parsed_once() {
+        let checks = TextChecker::new();
+        let text = "turns: [{text: shared}]";
+        checks.check("ns-0", TextKind::Script, text.into()).await.unwrap();
+        // No text can be parsed now.
+        let _turn = checks.turn.clone().acquire_owned().await.unwrap();
+        for _ in 0..2 {
+            for number in 0..1_500 {
+                let namespace = format!("ns-{number}");
+                let mut check = Box::pin(checks.check(&namespace, TextKind::Script, text.into()));
+                assert_eq!(
+                    futures::poll!(&mut check),
+                    std::task::Poll::Ready(Ok(())),
+                    "{namespace}"
+                );
+            }
+        }
+        assert_eq!(checks.verdicts.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]

@@ -22,6 +22,8 @@ use crate::link::messages::{AccountRequest, AccountResponse, LeaseGrant, LeaseRe
 pub const WRITE_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 /// How long an account must be missing before it counts as deleted, since watches may lag behind.
 const DELETION_DELAY: SignedDuration = SignedDuration::from_mins(1);
+/// Most missing accounts that are tracked for one Agent: few budgets are deleted without a leader.
+const MAX_MISSING: usize = 64;
 /// The epoch of answers about a deleted account: no later answer contradicts it.
 const DELETED_EPOCH: i64 = i64::MAX;
 
@@ -131,8 +133,7 @@ pub struct AccountBook {
     gone: BTreeSet<AccountId>,
     /// Accounts with changes that gateways must learn about: limits, recall or revision.
     changed: BTreeSet<AccountId>,
-    /// Unknown [`AccountEntry`]s in the last statements of each Agent's gateway: no gateway decides about those of another one, or
-    /// has more than one request names.
+    /// Unknown [`AccountEntry`]s in the last statements of each Agent's gateway: none decides about those of another one.
     missing: BTreeMap<NamespacedName, BTreeMap<AccountId, MissingAccount>>,
     /// Accounts in which each gateway's record has leases, or had some.
     holdings: BTreeMap<String, BTreeSet<AccountId>>,
@@ -215,7 +216,7 @@ impl AccountBook {
 
     /// Tracks accounts that only gateways know. The leases of a budget that was deleted between terms would otherwise
     /// be reported forever: an account that is unknown for a minute counts as deleted.
-    /// A request names all that a gateway has to state.
+    /// A request names all that a gateway has to state; of more than [`MAX_MISSING`], the others follow once these are forgotten.
     pub fn track_missing(
         &mut self,
         agent: &NamespacedName,
@@ -224,12 +225,15 @@ impl AccountBook {
         now: Timestamp,
     ) {
         let before = self.missing.remove(agent).unwrap_or_default();
+        let stated = request.accounts.iter().filter(|part| !part.statements.is_empty());
+        let mut stated: Vec<_> = stated
+            .map(|part| &part.account)
+            .filter(|account| !(self.index.contains_key(*account) || self.gone.contains(*account) || is_there(account)))
+            .collect();
+        // Those that are tracked already keep their places.
+        stated.sort_by_key(|account| !before.contains_key(*account));
         let mut missing = BTreeMap::new();
-        for part in request.accounts.iter().filter(|part| !part.statements.is_empty()) {
-            let account = &part.account;
-            if self.index.contains_key(account) || self.gone.contains(account) || is_there(account) {
-                continue;
-            }
+        for account in stated.into_iter().take(MAX_MISSING) {
             let since = before.get(account).map_or(now, |before| before.since);
             let is_deleted = now.duration_since(since) >= DELETION_DELAY;
             missing.insert(account.clone(), MissingAccount { since, is_deleted });
@@ -1018,6 +1022,32 @@ mod tests {
             uid: "uid".into(),
         });
         assert!(!book.missing.contains_key(&other));
+    }
+
+    #[test]
+    fn the_missing_accounts_of_an_agent_are_limited_and_the_others_follow() {
+        let mut book = AccountBook::default();
+        let agent = holder("a").agent;
+        let stating = |numbers: std::ops::Range<usize>| {
+            let parts = numbers.flat_map(|number| saying(&format!("{number:03}"), 1, 40, 0).accounts);
+            LeaseRequest {
+                accounts: parts.collect(),
+                ..saying("b", 1, 40, 0)
+            }
+        };
+        let count = |book: &AccountBook| book.missing[&agent].len();
+        book.track_missing(&agent, &stating(1..64), |_| false, at(0));
+        assert_eq!(count(&book), 63);
+        book.track_missing(&agent, &stating(1..65), |_| false, at(0));
+        assert_eq!(count(&book), 64);
+        // Those that are known keep their place, whatever the request names first.
+        book.track_missing(&agent, &stating(0..200), |_| false, at(60));
+        assert_eq!(count(&book), 64);
+        assert!(book.is_gone(&agent, "001") && book.is_gone(&agent, "064") && !book.is_gone(&agent, "000"));
+        // The gateway states those that are gone no more.
+        book.track_missing(&agent, &stating(65..200), |_| false, at(61));
+        book.track_missing(&agent, &stating(65..200), |_| false, at(121));
+        assert!(book.is_gone(&agent, "065") && book.is_gone(&agent, "128") && !book.is_gone(&agent, "129"));
     }
 
     #[test]

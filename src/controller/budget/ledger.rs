@@ -20,7 +20,7 @@ use super::clock::LeaderClock;
 use super::entry::AccountEntry;
 use super::facts::{AgentFacts, BudgetFacts, document};
 use super::forfeit::{CurrentRecord, HolderLiveness, PodFacts};
-use super::record_writer::StatusDocument;
+use super::record_writer::{StatusDocument, WriteTurns};
 use super::refusals::{foreign_record, try_later};
 use super::view::{BudgetHold, BudgetPresentation, BudgetView};
 use crate::api::failure::{CallFailure, FailureKind};
@@ -77,8 +77,7 @@ pub struct LedgerState {
     pub(super) status_documents: BTreeMap<DocumentId, StatusDocument>,
     pub(super) holders: HolderLiveness,
     pub(super) listed: ListedWatches,
-    /// The namespace of the document that was written last: namespaces take turns.
-    pub(super) last_written: String,
+    pub(super) write_turns: WriteTurns,
     /// Agents whose calls the controller blocks, for example because of a detected loop.
     blocks: BTreeMap<NamespacedName, CallFailure>,
 }

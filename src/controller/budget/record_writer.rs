@@ -153,6 +153,26 @@ fn take_turns(mut due: Vec<DocumentId>, last: &mut String, most: usize) -> Vec<D
     taken
 }
 
+/// The namespaces whose documents were written last.
+#[derive(Debug, Default)]
+pub(super) struct WriteTurns {
+    /// Of the documents with due records.
+    records: String,
+    /// Of those of which only the visible status changes.
+    shown: String,
+}
+
+impl WriteTurns {
+    /// At most this many documents: those with due records first, since calls may wait for them; their writes include the visible
+    /// status anyway.
+    fn take(&mut self, due: Vec<DocumentId>, show: Vec<DocumentId>, most: usize) -> Vec<DocumentId> {
+        let mut taken = take_turns(due, &mut self.records, most);
+        let left = most.saturating_sub(taken.len());
+        taken.extend(take_turns(show, &mut self.shown, left));
+        taken
+    }
+}
+
 impl BudgetLedger {
     /// Writes due [`LedgerRecord`]s until a record of another leader is found.
     pub(super) async fn write(self: Arc<Self>) -> RecordConflictError {
@@ -212,16 +232,17 @@ impl BudgetLedger {
                     || look && age(document) >= WRITE_INTERVAL && differs()
                     || look && age(document) >= NEWS_INTERVAL && self.is_urgent(state, id))
         };
-        // Documents with due records come first; their writes include the visible status anyway.
         let show: Vec<DocumentId> = state
             .status_documents
             .iter()
             .filter(|(id, document)| id.kind == DocumentKind::Budget && !due.contains(id) && shows(id, document))
             .map(|(id, _)| id.clone())
             .collect();
-        due.extend(show);
-        let due = take_turns(due, &mut state.last_written, max);
-        due.into_iter().filter_map(|id| self.compose(state, id, now)).collect()
+        let taken = state.write_turns.take(due, show, max);
+        taken
+            .into_iter()
+            .filter_map(|id| self.compose(state, id, now))
+            .collect()
     }
 
     fn compose(&self, state: &mut LedgerState, id: DocumentId, now: Timestamp) -> Option<WriteJob> {
@@ -541,5 +562,27 @@ mod tests {
         assert_eq!(turn(&mut last, 4), ["b/0", "c/team", "a/0", "a/1"]);
         assert_eq!(turn(&mut last, 0), [""; 0]);
         assert_eq!(last, "a");
+    }
+
+    #[test]
+    fn documents_with_due_records_come_before_those_of_which_only_the_status_changes() {
+        let due = vec![document(DocumentKind::Agent, "z", "waits")];
+        let show: Vec<_> = (0..40)
+            .map(|number| document(DocumentKind::Budget, &format!("a{number:02}"), "team"))
+            .collect();
+        let mut turns = WriteTurns::default();
+        let mut turn = |due: &[DocumentId], most| -> Vec<String> {
+            let taken = turns.take(due.to_vec(), show.clone(), most);
+            taken.into_iter().map(|id| id.object.namespace).collect()
+        };
+        let expected = |rest: std::ops::Range<usize>| -> Vec<String> {
+            let rest = rest.map(|number| format!("a{number:02}"));
+            std::iter::once("z".to_owned()).chain(rest).collect()
+        };
+        assert_eq!(turn(&due, 1), expected(0..0));
+        assert_eq!(turn(&due, 32), expected(0..31));
+        // Records do not move the turns of the others.
+        assert_eq!(turn(&due, 2), expected(31..32));
+        assert_eq!(turn(&[], 2), expected(32..34)[1..]);
     }
 }

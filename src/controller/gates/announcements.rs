@@ -19,7 +19,8 @@ use crate::api::status::{Gate, GateKind};
 use crate::support::backoff::Backoff;
 
 /// Most gates that are known at the same time, shared by the namespaces: beyond it, those of the namespaces that have the most
-/// give way, and are announced as others of their namespace close. Each namespace has room for one.
+/// give way, and are announced as others of their namespace close. Each namespace has room for one. Gates whose opening was announced
+/// stay until their closing is, even if the share of their namespace has become smaller since.
 const MAX_KNOWN: usize = 10_000;
 /// How long it is tried to announce that a gate has closed.
 const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(1);
@@ -109,17 +110,6 @@ enum AnnouncementStage {
     Closing(Timestamp),
 }
 
-/// The order in which gates of a namespace with more than its share are forgotten: first what can be announced later as well.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum ForgetOrder {
-    /// Its opening waits.
-    Opening,
-    Announced,
-    InProgress,
-    /// No status lists it any more.
-    Closing,
-}
-
 struct KnownGate {
     facts: GateFacts,
     is_open: bool,
@@ -195,18 +185,17 @@ impl GateAnnouncements {
         demand
     }
 
-    /// Forgets gates of namespaces that have more than this many.
+    /// Forgets gates of namespaces that have more than this many, the last ones first: only those whose opening waits, as they are
+    /// found again later. That a gate which was announced has closed is known nowhere else.
     fn keep_share(&mut self, share: usize) {
-        let mut namespaces: BTreeMap<&str, Vec<(ForgetOrder, Reverse<&GateKey>)>> = BTreeMap::new();
-        for (key, gate) in &self.known {
-            let gates = namespaces.entry(&gate.facts.namespace).or_default();
-            gates.push((gate.forget_order(), Reverse(key)));
-        }
+        let mut excess = self.demand(&BTreeMap::new());
         let mut forgotten: Vec<GateKey> = Vec::new();
-        for mut gates in namespaces.into_values() {
-            let excess = gates.len().saturating_sub(share);
-            gates.sort();
-            forgotten.extend(gates.into_iter().take(excess).map(|(_, Reverse(key))| key.clone()));
+        for (key, gate) in self.known.iter().rev().filter(|(_, gate)| gate.may_wait()) {
+            let Some(count) = excess.get_mut(&gate.facts.namespace).filter(|count| **count > share) else {
+                continue;
+            };
+            *count -= 1;
+            forgotten.push(key.clone());
         }
         for key in forgotten {
             self.known.remove(&key);
@@ -290,13 +279,9 @@ impl KnownGate {
         }
     }
 
-    fn forget_order(&self) -> ForgetOrder {
-        match self.stage {
-            AnnouncementStage::Announced => ForgetOrder::Announced,
-            AnnouncementStage::Opening if self.due.is_none() => ForgetOrder::InProgress,
-            AnnouncementStage::Opening => ForgetOrder::Opening,
-            AnnouncementStage::Closing(_) => ForgetOrder::Closing,
-        }
+    /// Whether its opening waits, and can be announced later as well.
+    fn may_wait(&self) -> bool {
+        matches!(self.stage, AnnouncementStage::Opening) && self.due.is_some()
     }
 
     /// Whether there is nothing more to announce. An attempt in progress is waited for.

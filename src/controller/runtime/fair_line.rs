@@ -34,6 +34,20 @@ impl<T> FairLine<T> {
         self.lines.get(self.turns.front()?)?.front()
     }
 
+    /// Gives the next turn to the first namespace whose next item is wanted. Returns whether there is one.
+    pub(in crate::controller) fn advance_to(&mut self, is_wanted: impl Fn(&T) -> bool) -> bool {
+        let next = |namespace: &String| self.lines.get(namespace).and_then(VecDeque::front);
+        let position = self
+            .turns
+            .iter()
+            .position(|namespace| next(namespace).is_some_and(&is_wanted));
+        let Some(namespace) = position.and_then(|position| self.turns.remove(position)) else {
+            return false;
+        };
+        self.turns.push_front(namespace);
+        true
+    }
+
     /// Takes the next item; its namespace goes to the end.
     pub(in crate::controller) fn pop(&mut self) -> Option<T> {
         let namespace = self.turns.pop_front()?;
@@ -98,6 +112,19 @@ mod tests {
         let rest: Vec<_> = std::iter::from_fn(|| line.pop()).collect();
         assert_eq!(rest, [("b", 1), ("a", 2), ("c", 1), ("b", 2), ("a", 3)]);
         assert!(line.is_empty() && line.lines.is_empty() && line.front().is_none());
+    }
+
+    #[test]
+    fn a_namespace_whose_next_item_is_wanted_comes_first_and_the_others_keep_their_order() {
+        let mut line = line(&[("a", 1), ("a", 3), ("b", 1), ("c", 2), ("c", 1), ("d", 2)]);
+        assert!(
+            !line.advance_to(|(_, number)| *number == 3),
+            "not the next of its namespace"
+        );
+        assert!(line.advance_to(|(_, number)| *number == 2));
+        let all: Vec<_> = std::iter::from_fn(|| line.pop()).collect();
+        assert_eq!(all, [("c", 2), ("a", 1), ("b", 1), ("d", 2), ("c", 1), ("a", 3)]);
+        assert!(!line.advance_to(|_| true));
     }
 
     #[test]

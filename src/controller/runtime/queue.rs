@@ -3,8 +3,8 @@
 //! A key waits at most once, however often it is added, and is never handed to two workers at a time: a key that is
 //! added while it is processed waits until that worker is done. Keys wait in two classes, first in, first out in each namespace,
 //! and the namespaces take turns: a tenant that changes many objects does not delay another one.
-//! Low priority is served when no key of high priority waits, and, so that it does not starve, when its next key has
-//! waited for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
+//! Low priority is served when no key of high priority waits, and, so that it does not starve, when the next key of any
+//! namespace has waited for [`AGE`]. [`QueueState`] holds these rules and reads no clock; [`WorkQueue`] lets workers wait for it.
 //!
 //! ADR 0055 explains why this is not the scheduler of kube.
 
@@ -21,7 +21,7 @@ use super::fair_line::FairLine;
 use crate::api::NamespacedName;
 use crate::telemetry::queues::{QueueMetrics, QueueReading, ReadQueue};
 
-/// After this time, the next key of low priority is served next.
+/// After this time, the next key of low priority of a namespace is served next.
 pub(super) const AGE: Duration = Duration::from_secs(2);
 
 /// The name of an object in a queue.
@@ -173,9 +173,8 @@ impl<K: QueueKey> QueueState<K> {
         self.add_due(now);
         discard_void(&mut self.high, &self.requests);
         discard_void(&mut self.low, &self.requests);
-        let aged = self.low.front().is_some_and(|first| now - first.since >= AGE);
         // Only every other one, so that a backlog of low priority does not turn the order around.
-        let overtakes = aged && !self.served_aged && !self.high.is_empty();
+        let overtakes = !self.high.is_empty() && !self.served_aged && self.turn_to_aged(now);
         self.served_aged = overtakes;
         let line = if overtakes || self.high.is_empty() {
             &mut self.low
@@ -193,6 +192,19 @@ impl<K: QueueKey> QueueState<K> {
         };
         self.processing.insert(first.key.clone(), progress);
         NextWork::Take(first.key)
+    }
+
+    /// Gives the next turn of low priority to a namespace whose next key has waited for [`AGE`], if there is one.
+    fn turn_to_aged(&mut self, now: Instant) -> bool {
+        let is_aged = |place: &QueuePlace<K>| now - place.since >= AGE;
+        while self.low.advance_to(is_aged) {
+            // What has aged may be a void place before a newer one.
+            discard_void(&mut self.low, &self.requests);
+            if self.low.front().is_some_and(is_aged) {
+                return true;
+            }
+        }
+        false
     }
 
     /// A worker is done with a key. Returns how long it took.

@@ -258,6 +258,32 @@ fn namespaces_take_turns_at_each_priority() {
 }
 
 #[test]
+fn a_new_key_whose_namespace_is_next_does_not_hold_up_older_ones_of_low_priority() {
+    let (mut queue, start) = (QueueState::new(), Instant::now());
+    let key = |namespace: &str, number: u32| NamespacedName::new(namespace, number.to_string());
+    for number in 0..100 {
+        queue.add(key("a", number), Priority::Low, start);
+    }
+    let late = start + Duration::from_secs(3);
+    queue.add(key("b", 0), Priority::Low, late);
+    for number in 0..200 {
+        queue.add(key("high", number), Priority::High, late);
+    }
+    let taken: Vec<_> = (0..4).map(|_| queue.next(late)).collect();
+    let expected = [key("a", 0), key("high", 0), key("a", 1), key("high", 1)].map(NextWork::Take);
+    assert_eq!(taken, expected);
+    // Places that are void, because the keys moved to high priority, count for nothing.
+    for number in 2..100 {
+        queue.add(key("a", number), Priority::High, late);
+    }
+    for _ in 0..4 {
+        assert!(matches!(queue.next(late), NextWork::Take(key) if key.namespace != "b"));
+    }
+    let aged = late + AGE;
+    assert_eq!(queue.next(aged), NextWork::Take(key("b", 0)));
+}
+
+#[test]
 fn a_key_added_while_it_is_processed_runs_once_more() {
     let (mut queue, now) = (QueueState::new(), Instant::now());
     queue.add('a', Priority::High, now);

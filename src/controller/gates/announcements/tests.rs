@@ -266,22 +266,37 @@ fn the_namespaces_with_the_most_gates_give_way_to_others() {
 }
 
 #[test]
-fn of_a_namespace_with_too_many_gates_those_that_can_be_announced_later_give_way() {
+fn only_gates_whose_opening_waits_give_way_so_that_no_closing_is_lost() {
     let mut harness = AnnouncementHarness::new();
+    let share = MAX_KNOWN / 3;
+    let key = |number: usize| ("uid-a".to_owned(), format!("g{number:05}"));
     harness.observe_all([gates_of("a", 0..MAX_KNOWN)]);
-    // The last ones are announced, and one of them has closed since; the first two are being announced.
-    for number in MAX_KNOWN - 2..MAX_KNOWN {
-        let key = ("uid-a".to_owned(), format!("g{number:05}"));
-        harness.table.known.get_mut(&key).unwrap().stage = AnnouncementStage::Announced;
+    // More than the later share are announced, and one of them has closed since; the first two are being announced.
+    let announced = MAX_KNOWN - share..MAX_KNOWN;
+    for number in announced.clone() {
+        let gate = harness.table.known.get_mut(&key(number)).unwrap();
+        (gate.stage, gate.due) = (AnnouncementStage::Announced, None);
     }
     assert_eq!(harness.due(2).len(), 2);
     let many = |namespace: &str| gates_of(namespace, 0..MAX_KNOWN);
     harness.observe_all([gates_of("a", 0..MAX_KNOWN - 1), many("b"), many("c")]);
-    let of_a: Vec<_> = harness.table.known.keys().filter(|key| key.0 == "uid-a").collect();
-    assert_eq!(of_a.len(), MAX_KNOWN / 3);
-    let numbers = of_a.iter().map(|key| key.1[1..].parse::<usize>().unwrap());
-    let expected = (0..MAX_KNOWN / 3 - 2).chain(MAX_KNOWN - 2..MAX_KNOWN);
-    assert!(numbers.eq(expected));
+    let of_a: Vec<_> = harness
+        .table
+        .known
+        .keys()
+        .filter(|key| key.0 == "uid-a")
+        .cloned()
+        .collect();
+    let expected: Vec<_> = (0..2).chain(announced.clone()).map(key).collect();
+    assert_eq!(of_a, expected);
+    assert_eq!((known(&harness)["b"], known(&harness)["c"]), (share, share));
+    // They all close, and each closing is announced.
+    harness.observe_all([many("b"), many("c")]);
+    let closed = harness
+        .due(usize::MAX)
+        .into_iter()
+        .filter(|due| due.change == GateChange::Closed);
+    assert!(closed.map(|due| due.key).eq(announced.map(key)));
 }
 
 #[test]
