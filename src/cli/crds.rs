@@ -1,6 +1,5 @@
 //! `agentloop crds`: prints the custom resource definitions or their reference, or writes them to a directory.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -8,6 +7,8 @@ use clap::{Args as ClapArgs, ValueEnum};
 use kube::ResourceExt;
 
 use crate::api::{crd, reference};
+
+use super::print;
 
 /// Flags of `agentloop crds`.
 #[derive(ClapArgs, Debug)]
@@ -34,12 +35,14 @@ impl CrdsArgs {
         match (self.dir, self.format) {
             (Some(dir), _) => write_files(&dir),
             (None, CrdFormat::Yaml) => {
+                let mut text = String::new();
                 for definition in crd::all() {
-                    write!(std::io::stdout(), "---\n{}", crd::to_yaml(&definition)?)?;
+                    text.push_str("---\n");
+                    text.push_str(&crd::to_yaml(&definition)?);
                 }
-                Ok(())
+                Ok(print(&text)?)
             }
-            (None, CrdFormat::Markdown) => Ok(write!(std::io::stdout(), "{}", reference::markdown(&crd::all()))?),
+            (None, CrdFormat::Markdown) => Ok(print(&reference::markdown(&crd::all()))?),
         }
     }
 }

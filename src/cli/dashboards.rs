@@ -1,12 +1,13 @@
 //! `agentloop dashboards`: prints the Grafana dashboards, or writes them to a directory.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args as ClapArgs;
 
 use crate::telemetry::dashboards;
+
+use super::print;
 
 /// Flags of `agentloop dashboards`.
 #[derive(ClapArgs, Debug)]
@@ -21,7 +22,7 @@ impl DashboardsArgs {
         let boards = dashboards::all();
         let Some(dir) = self.dir else {
             let list = boards.into_iter().map(|(_, board)| board).collect();
-            return Ok(std::io::stdout().write_all(dashboards::to_text(&list).as_bytes())?);
+            return Ok(print(&dashboards::to_text(&list))?);
         };
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot create directory {}", dir.display()))?;
         for (name, board) in boards {

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
 
-use crate::worker::journal::{export, export_bytes};
+use crate::worker::journal::{ExportError, export, export_bytes};
+
+use super::unless_closed;
 
 /// Flags of `agentloop history`.
 #[derive(ClapArgs, Debug)]
@@ -17,8 +19,10 @@ pub(super) struct HistoryExportArgs {
 
 impl HistoryExportArgs {
     pub(super) fn run(self) -> anyhow::Result<()> {
-        export(&self.copy, &mut BufWriter::new(stdout().lock()))?;
-        Ok(())
+        match export(&self.copy, &mut BufWriter::new(stdout().lock())) {
+            Err(ExportError::Io(error)) => Ok(unless_closed(Err(error))?),
+            ended => Ok(ended?),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand. Every flag has an environment variable.
 
+use std::io::{self, Write, stdout};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +34,20 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
         ExitCode::from(BAD_INPUT)
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// Prints the result of a command.
+fn print(text: &str) -> io::Result<()> {
+    let mut out = stdout().lock();
+    unless_closed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// The end of a command that only prints: the reader of a pipe that has read enough, such as `head`, is no failure.
+fn unless_closed(ended: io::Result<()>) -> io::Result<()> {
+    match ended {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        ended => ended,
     }
 }
 

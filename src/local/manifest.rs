@@ -8,7 +8,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::ByteString;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::api::sensor::SensorSource;
@@ -18,6 +17,8 @@ use crate::api_server::{ObjectKey, ObjectSchema};
 use crate::controller::agent::{ReconcilerSettings, ReferenceKind, find_problem};
 use crate::controller::sensor::secrets::required;
 use crate::sensor_pipeline;
+
+use super::documents::{self, YamlDocument};
 
 /// Namespace of objects without one.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -157,24 +158,51 @@ pub fn read(
 }
 
 fn documents(file: &str, text: &str, manifests: &mut Vec<ManifestObject>, mistakes: &mut Vec<String>) {
-    for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
+    for (index, document) in documents::parse(text).enumerate() {
         let place = format!("{file}, document {}", index + 1);
-        match Value::deserialize(document) {
-            Ok(Value::Null) => {}
-            Ok(object) => match manifest(object, &place) {
-                Ok(manifest) => manifests.push(manifest),
-                Err(mistake) => mistakes.push(format!("{place}: {mistake}")),
-            },
-            Err(error) => {
-                let at = error
-                    .location()
-                    .map_or_else(String::new, |at| format!(" (line {})", at.line()));
+        match document {
+            Ok(document) if document.value.is_null() => {}
+            Ok(document) => objects(document, &place, manifests, mistakes),
+            Err(reason) => {
                 mistakes.push(format!(
-                    "{place}: invalid YAML{at}; correct it, the rest of the file was not read"
+                    "{place}: invalid YAML: {reason}; correct it, the rest of the file was not read"
                 ));
                 return;
             }
         }
+    }
+}
+
+/// The object of a document, or the items of its List, each like a document of its own.
+fn objects(mut document: YamlDocument, place: &str, manifests: &mut Vec<ManifestObject>, mistakes: &mut Vec<String>) {
+    let is_list = document.value["apiVersion"] == "v1" && document.value["kind"] == "List";
+    if !is_list {
+        return object(document, place, manifests, mistakes);
+    }
+    // Another type is reported below.
+    let items = match document.value["items"].take() {
+        Value::Array(items) => Some(items),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => None,
+    };
+    let is_sequence = items.is_some();
+    for (index, value) in items.into_iter().flatten().enumerate() {
+        let item = YamlDocument {
+            value,
+            mistakes: document.take_mistakes(&format!("items[{index}]")),
+        };
+        object(item, &format!("{place}, item {}", index + 1), manifests, mistakes);
+    }
+    mistakes.extend(document.mistakes.iter().map(|mistake| format!("{place}: {mistake}")));
+    if !is_sequence {
+        mistakes.push(format!("{place}: items of a List must be a list of objects"));
+    }
+}
+
+fn object(document: YamlDocument, place: &str, manifests: &mut Vec<ManifestObject>, mistakes: &mut Vec<String>) {
+    mistakes.extend(document.mistakes.iter().map(|mistake| format!("{place}: {mistake}")));
+    match manifest(document.value, place) {
+        Ok(manifest) => manifests.push(manifest),
+        Err(mistake) => mistakes.push(format!("{place}: {mistake}")),
     }
 }
 
@@ -474,46 +502,4 @@ fn with_namespaces(mut manifests: Vec<ManifestObject>) -> Vec<ManifestObject> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mistakes_in(text: &str) -> Vec<String> {
-        let (mut manifests, mut mistakes) = (Vec::new(), Vec::new());
-        documents("f.yaml", text, &mut manifests, &mut mistakes);
-        // What is accepted is completed.
-        assert_eq!(with_namespaces(manifests).is_empty(), !mistakes.is_empty());
-        mistakes
-    }
-
-    #[test]
-    fn a_field_that_is_no_mapping_is_refused_by_its_name() {
-        let secret = |fields: &str| format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\n{fields}");
-        let config_map = |fields: &str| secret(fields).replace("kind: Secret", "kind: ConfigMap");
-        let namespace = |metadata: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: n, {metadata}}}");
-        let data = "data must be a mapping of keys to values";
-        let labels = "metadata.labels of Namespace n must be a mapping of names to strings";
-        for (text, told) in [
-            (secret("data: []\nstringData: {a: b}"), format!("Secret s: {data}")),
-            (secret("data: x"), format!("Secret s: {data}")),
-            (
-                secret("stringData: [a]"),
-                "Secret s: stringData must be a mapping of keys to values".into(),
-            ),
-            (config_map("data: 1"), format!("ConfigMap s: {data}")),
-            (namespace("labels: x"), labels.into()),
-            (namespace("labels: [x]"), labels.into()),
-            (namespace("annotations: 1"), labels.replace("labels", "annotations")),
-        ] {
-            assert_eq!(mistakes_in(&text), [format!("f.yaml, document 1: {told}")], "{text}");
-        }
-        for text in [
-            secret("data:\nstringData: {a: b}"),
-            secret("stringData: {}"),
-            config_map("data: {a: b}"),
-            namespace("labels: "),
-            namespace("labels: {a: b}"),
-        ] {
-            assert_eq!(mistakes_in(&text), [""; 0], "{text}");
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 //! metering. Listens only on loopback and on sockets in a private directory.
 
 pub mod directories;
+pub mod documents;
 pub mod events;
 pub mod manifest;
 pub mod output;

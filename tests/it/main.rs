@@ -24,6 +24,7 @@ mod local;
 mod metrics;
 mod openmetrics;
 mod plugin;
+mod printing;
 mod recovery;
 mod schema;
 mod sensor_delivery;

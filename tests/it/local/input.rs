@@ -255,3 +255,90 @@ async fn a_receiver_behind_a_private_authority_needs_its_secret_and_is_sent_resp
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
 }
+
+/// An Agent in block style, so that its text can be edited by line; `spec` is indented by two spaces.
+fn agent_text(spec: &str) -> String {
+    let whole = serde_yaml::to_string(&agent("a", &json!({}))).unwrap();
+    format!(
+        "{}\n---\n{whole}{spec}",
+        serde_yaml::to_string(&script("a", &done())).unwrap()
+    )
+}
+
+#[tokio::test]
+async fn a_key_that_is_given_twice_is_refused_with_its_path_at_any_depth() {
+    let mut harness = LocalHarness::new();
+    let extra = "  tools:\n    servers:\n    - {name: hub, url: 'http://127.0.0.1', name: other}\n";
+    let limits = "---\napiVersion: agentloop.dev/v1alpha1\nkind: AgentBudget\nmetadata: {name: team}\nspec: {limits: {}, limits: {}}\n";
+    let whole = agent_text(extra).replace(
+        "  guardrails:\n",
+        "  guardrails:\n    maxConsecutiveTurns: -5\n    maxConsecutiveTurns: 3\n",
+    );
+    let whole = whole.replace(
+        "  model:\n",
+        &format!("  model:\n    extraBody: {{a: {{b: {CANARY}, b: {CANARY}}}}}\n"),
+    );
+    std::fs::write(harness.path("all.yaml"), format!("{whole}{limits}")).unwrap();
+    let words = refused(&mut harness, &[]).await;
+    let file = harness.path("all.yaml").display().to_string();
+    for says in [
+        "document 2: spec.guardrails: key \"maxConsecutiveTurns\" is given twice: remove one of them",
+        "document 2: spec.model.extraBody.a: key \"b\" is given twice",
+        "document 2: spec.tools.servers[0]: key \"name\" is given twice",
+        "document 3: spec: key \"limits\" is given twice",
+    ] {
+        assert!(words.contains(&format!("{file}, {says}")), "{says}: {words}");
+    }
+    assert!(words.contains("4 errors, nothing was started"), "{words}");
+}
+
+#[tokio::test]
+async fn merge_keys_are_resolved_before_anything_is_checked() {
+    let mut harness = LocalHarness::new();
+    let whole = agent_text("").replace(
+        "  guardrails:\n",
+        "  guardrails:\n    <<: {maxCallsPerTurn: 3, maxConsecutiveTurns: 1}\n    maxConsecutiveTurns: 5\n",
+    );
+    std::fs::write(harness.path("all.yaml"), &whole).unwrap();
+    let mut run = harness.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns", "{}", run.err());
+    let refusing = whole.replace("maxCallsPerTurn: 3", "maxCallsPerTurn: 0");
+    std::fs::write(harness.path("all.yaml"), refusing).unwrap();
+    let mut run = harness.run(&[]);
+    assert_eq!(run.ended().await.code(), Some(2));
+    assert!(
+        run.err()
+            .contains("document 2 (Agent a): spec.guardrails.maxCallsPerTurn"),
+        "{}",
+        run.err()
+    );
+}
+
+#[tokio::test]
+async fn a_list_is_read_as_its_items_and_their_mistakes_name_the_item() {
+    let list = |items: &[Value]| json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
+    let mut harness = LocalHarness::new();
+    harness.write("all.yaml", &[list(&scripted("a", &done()))]);
+    let mut run = harness.run(&[]);
+    assert_eq!(run.cause().await, "NothingRuns", "{}", run.err());
+
+    let mut harness = LocalHarness::new();
+    let wrong = agent("a", &json!({ "guardrails": { "maxCallsPerTurn": 0 } }));
+    harness.write(
+        "all.yaml",
+        &[script("b", &done()), list(&[script("a", &done()), wrong])],
+    );
+    let words = refused(&mut harness, &[]).await;
+    let place = "document 2, item 2 (Agent a): spec.guardrails.maxCallsPerTurn";
+    assert!(words.contains(place), "{words}");
+}
+
+#[tokio::test]
+async fn a_syntax_error_is_named_with_line_column_and_reason() {
+    let mut harness = LocalHarness::new();
+    std::fs::write(harness.path("all.yaml"), format!("a: 1\nb: [{CANARY}\nc: 2\n")).unwrap();
+    let words = refused(&mut harness, &[]).await;
+    let says = "all.yaml, document 1: invalid YAML: did not find expected ',' or ']' at line 3 column 2, while parsing a \
+                flow sequence at line 2 column 4; correct it, the rest of the file was not read";
+    assert!(words.contains(says), "{words}");
+}
