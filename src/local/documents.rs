@@ -399,7 +399,8 @@ mod tests {
         let names: Vec<String> = (0..40).map(|number| format!("a{number}")).collect();
         let mut text = "a0: &a0 [x, x]\n".to_owned();
         for pair in names.windows(2) {
-            text += &format!("{0}: &{0} [*{1}, *{1}, *{1}]\n", pair[1], pair[0]);
+            let (name, before) = (&pair[1], &pair[0]);
+            text.extend([name, ": &", name, " [*", before, ", *", before, ", *", before, "]\n"]);
         }
         assert!(
             unparsed(&text).contains("repetition limit exceeded"),
