@@ -9,6 +9,7 @@ mod link;
 mod program;
 mod roles;
 mod screens;
+mod unreachable;
 
 use std::sync::Arc;
 
