@@ -15,7 +15,10 @@ use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
 use crate::plugin::screens::{approvals, budgets, explanation};
 use crate::plugin::session::{PluginSession, Screen};
+use crate::support::text::{first_chars, with_ellipsis};
 
+/// Maximum number of characters that are shown of what a server answers that may be no API server.
+const MAX_ANSWER: usize = 200;
 /// Labels of the controller's Deployment.
 const CONTROLLER: &str = "app.kubernetes.io/part-of=agentloop,app.kubernetes.io/component=controller";
 
@@ -169,7 +172,7 @@ pub(super) async fn check_rows(
 ) -> Result<Vec<CheckRow>, PluginError> {
     let mut rows = Vec::new();
     let version = session.client.apiserver_version().await;
-    let version = version.map_err(|error| PluginError::cluster("reach the API server", &error))?;
+    let version = version.map_err(|error| no_version(session, &error))?;
     rows.push(checks::version(&version.major, &version.minor));
     let definitions: Api<CustomResourceDefinition> = Api::all(session.client.clone());
     for expected in crd::all() {
@@ -192,6 +195,27 @@ pub(super) async fn check_rows(
     }
     rows.push(creation(session).await?);
     Ok(rows)
+}
+
+/// Why the version of the API server is not known: the server of the kubeconfig may be another.
+fn no_version(session: &PluginSession, error: &kube::Error) -> PluginError {
+    const QUESTION: &str = "is it the URL of an API server?";
+    let found = match error {
+        kube::Error::Api(status) => {
+            let mut found = format!("answered the request for its version with status {}", status.code);
+            let line = status.message.lines().next().unwrap_or_default().trim();
+            if !line.is_empty() {
+                found = format!("{found}: {}", with_ellipsis(first_chars(line, MAX_ANSWER), line));
+            }
+            if is_not_found(error) {
+                found = format!("{found}; {QUESTION}");
+            }
+            found
+        }
+        kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => format!("its version cannot be read: {QUESTION}"),
+        _ => return PluginError::cluster("reach the API server", error),
+    };
+    PluginError::Refused(format!("{} was reached, but {found}", session.address))
 }
 
 /// What the user may not read cannot be checked, which is no failure of the cluster.

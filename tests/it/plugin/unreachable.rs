@@ -209,3 +209,40 @@ async fn without_a_kubeconfig_the_message_names_the_fix() {
         );
     }
 }
+
+#[tokio::test]
+async fn a_check_of_another_server_says_that_it_was_reached_and_what_it_answered() {
+    const NOT_FOUND: &str = "HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\nnf\nand more\n\n\n";
+    const WRONG: &str = "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\n\r\n\
+        {\"kind\":\"Status\",\"apiVersion\":\"v1\",\"message\":\"Unauthorized\",\"code\":401,\"status\":\"Failure\"}";
+    const PAGE: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n<html>";
+    let (_missing, missing) = server(|stream| answer(stream, NOT_FOUND)).await;
+    let (_wrong, wrong) = server(|stream| answer(stream, WRONG)).await;
+    let (_page, page) = server(|stream| answer(stream, PAGE)).await;
+    let plugin = Plugin::new(&[
+        ("prod", format!("http://{missing}")),
+        ("wrong", format!("http://{wrong}")),
+        ("page", format!("http://{page}")),
+    ]);
+    assert_eq!(
+        plugin.error("check").await,
+        format!(
+            "error: http://{missing} (context \"prod\") was reached, but answered the request for its version with status \
+             404: nf; is it the URL of an API server?\n"
+        )
+    );
+    assert_eq!(
+        plugin.error("check --context wrong").await,
+        format!(
+            "error: http://{wrong} (context \"wrong\") was reached, but answered the request for its version with status \
+             401: Unauthorized\n"
+        )
+    );
+    assert_eq!(
+        plugin.error("check --context page").await,
+        format!(
+            "error: http://{page} (context \"page\") was reached, but its version cannot be read: is it the URL of an API \
+             server?\n"
+        )
+    );
+}
