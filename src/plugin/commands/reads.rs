@@ -26,22 +26,51 @@ pub(super) async fn status(
     session: &PluginSession,
     arguments: &StatusArgs,
     screen: &mut Screen<'_>,
-) -> Result<(), PluginError> {
-    let agents = if arguments.names.is_empty() {
-        session.list_agents(arguments.selector.as_deref()).await?
-    } else {
-        let mut agents = Vec::new();
-        for name in &arguments.names {
-            agents.push(session.agent(name).await?);
-        }
-        agents
+) -> Result<ExitStatus, PluginError> {
+    let (agents, errors) = match &*arguments.names {
+        [] => (session.list_agents(arguments.selector.as_deref()).await?, Vec::new()),
+        [name] => (vec![session.agent(name).await?], Vec::new()),
+        names => some_agents(session, names).await,
     };
+    // What was found comes first, as in `kubectl get`.
+    unless_closed(print_status(session, arguments, &agents, screen))?;
+    for error in &errors {
+        screen.note(&format!("error: {error}"));
+    }
+    Ok(if errors.is_empty() {
+        ExitStatus::Success
+    } else {
+        ExitStatus::Failure
+    })
+}
+
+/// The Agents with these names, and why there are no others.
+async fn some_agents(session: &PluginSession, names: &[String]) -> (Vec<Agent>, Vec<PluginError>) {
+    let (mut agents, mut errors) = (Vec::new(), Vec::new());
+    for name in names {
+        match session.agent(name).await {
+            Ok(agent) => agents.push(agent),
+            Err(error) => errors.push(error),
+        }
+    }
+    (agents, errors)
+}
+
+fn print_status(
+    session: &PluginSession,
+    arguments: &StatusArgs,
+    agents: &[Agent],
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
     // As `kubectl get` prints them: one object, or a list.
-    let printed = match (&*arguments.names, &*agents) {
+    let printed = match (&*arguments.names, agents) {
         ([_], [agent]) => session.print_data(agent, screen)?,
-        _ => session.print_data(&as_list(&agents), screen)?,
+        _ => session.print_data(&as_list(agents), screen)?,
     };
     if printed {
+        return Ok(());
+    }
+    if agents.is_empty() && !arguments.names.is_empty() {
         return Ok(());
     }
     if agents.is_empty() {
@@ -52,7 +81,7 @@ pub(super) async fn status(
         namespaces: session.all_namespaces,
         wide: session.format == Some(OutputFormat::Wide),
     };
-    write!(screen.out, "{}", status::table(&agents, columns, session.now()))?;
+    write!(screen.out, "{}", status::table(agents, columns, session.now()))?;
     Ok(())
 }
 
