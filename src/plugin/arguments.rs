@@ -1,6 +1,7 @@
 //! Commands, flags and arguments of the plugin. The texts are its manual: `--help` and the reference show them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -39,6 +40,10 @@ pub struct ConnectionArgs {
     /// Kubeconfig. Defaults to $KUBECONFIG, then ~/.kube/config, then the service account of the pod.
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
+    /// Longest time to wait for a response of the API server, such as 1s, 2m or 3h; a number without a unit is of
+    /// seconds, and 0 is no limit. Ends no stream, such as that of `logs --follow`.
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = request_timeout)]
+    pub(super) request_timeout: Duration,
     /// Format of the output. Defaults to a table or a text.
     #[arg(short, long, global = true, value_name = "FORMAT")]
     pub(super) output: Option<OutputFormat>,
@@ -376,6 +381,31 @@ fn dollars(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A duration as kubectl's flag of this name has it, in whole units; zero is no limit.
+fn request_timeout(text: &str) -> Result<Duration, String> {
+    let wrong =
+        || "a time limit is a number of seconds, or numbers with ms, s, m or h, such as 30s or 1m30s".to_owned();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Ok(Duration::from_secs(seconds.into()));
+    }
+    let (mut rest, mut sum) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let (number, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?);
+        let (unit, after) = after.split_at(after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len()));
+        let milliseconds = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(wrong()),
+        };
+        let number: u32 = number.parse().map_err(|_| wrong())?;
+        sum += Duration::from_millis(u64::from(number) * milliseconds);
+        rest = after;
+    }
+    Ok(sum)
+}
+
 /// A positive duration of whole seconds, minutes, hours or days.
 fn since(text: &str) -> Result<jiff::SignedDuration, String> {
     let wrong = || "a duration is a number with s, m, h or d, such as 24h".to_owned();
@@ -472,6 +502,31 @@ mod tests {
         assert_eq!(run("run helper -p x --stream=false"), Some(false));
         assert!(parsed("chat helper --stream=false").is_ok());
         assert!(parsed("chat helper --stream=some").is_err());
+    }
+
+    #[test]
+    fn the_time_limit_of_requests_is_written_as_kubectls() {
+        let limit = |line: &str| parsed(line).map(|parsed| parsed.connection.request_timeout);
+        assert_eq!(limit("status").unwrap(), Duration::from_secs(30));
+        for (text, expected) in [
+            ("0", Duration::ZERO),
+            ("0s", Duration::ZERO),
+            ("5", Duration::from_secs(5)),
+            ("1s", Duration::from_secs(1)),
+            ("2m", Duration::from_mins(2)),
+            ("3h", Duration::from_hours(3)),
+            ("1m30s", Duration::from_secs(90)),
+            ("250ms", Duration::from_millis(250)),
+        ] {
+            assert_eq!(
+                limit(&format!("status --request-timeout={text}")).unwrap(),
+                expected,
+                "{text}"
+            );
+        }
+        for wrong in ["", "s", "-1", "1d", "1.5", "1m30", "1 m", "99999999999", "99999999999s"] {
+            assert!(request_timeout(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

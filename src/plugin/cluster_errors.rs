@@ -4,11 +4,17 @@
 //! command printed: tokens. So they are mapped by kind.
 
 use std::error::Error;
+use std::io;
 use std::path::Path;
 
 use kube::Config;
 use kube::client::AuthError;
 use kube::config::{KubeconfigError, LoadDataError};
+
+use super::api_requests::UnansweredRequest;
+
+/// The fix if there is no kubeconfig.
+const SET_KUBECONFIG: &str = "set --kubeconfig or KUBECONFIG";
 
 /// Why a request to the API server failed.
 #[must_use]
@@ -24,6 +30,9 @@ pub fn problem(error: &kube::Error) -> String {
 pub fn cause(error: &(dyn Error + 'static), config: Option<&Config>) -> String {
     let mut cause = error;
     loop {
+        if let Some(error) = cause.downcast_ref::<UnansweredRequest>() {
+            return error.problem();
+        }
         if let Some(error) = cause.downcast_ref::<AuthError>() {
             return authentication(error, config);
         }
@@ -37,10 +46,53 @@ pub fn cause(error: &(dyn Error + 'static), config: Option<&Config>) -> String {
                 error.column()
             );
         }
-        match cause.source() {
-            Some(inner) => cause = inner,
-            None => return cause.to_string(),
+        if let Some(error) = cause.downcast_ref::<rustls::Error>() {
+            return tls(error);
         }
+        match inner(cause) {
+            Some(inner) => cause = inner,
+            None => {
+                return cause
+                    .downcast_ref::<io::Error>()
+                    .map_or_else(|| cause.to_string(), of_system);
+            }
+        }
+    }
+}
+
+/// Whether an error is one of the credentials: no request was sent.
+#[must_use]
+pub fn is_of_credentials(error: &(dyn Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| inner(*error)).any(<dyn Error>::is::<AuthError>)
+}
+
+/// The error within another. One of input or output passes over the error that it wraps: it returns the source of that.
+fn inner<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(wrapped) => Some(wrapped),
+        None => error.source(),
+    }
+}
+
+/// An error of the operating system as a part of a sentence, without its number.
+fn of_system(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error ").next().unwrap_or_default();
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+}
+
+/// Why there is no TLS connection.
+fn tls(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidMessage(_) => "the TLS connection failed: the server does not speak TLS on this port".into(),
+        rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer) => {
+            "the TLS connection failed: the certificate of the server is not from the certificate authority of the kubeconfig"
+                .into()
+        }
+        other => format!("the TLS connection failed: {other}"),
     }
 }
 
@@ -86,12 +138,15 @@ pub fn authentication(error: &AuthError, config: Option<&Config>) -> String {
 #[must_use]
 pub fn kubeconfig(error: &KubeconfigError, file: &str) -> String {
     match error {
-        KubeconfigError::CurrentContextNotSet => format!("{file} sets no current context"),
+        KubeconfigError::CurrentContextNotSet => format!("{file} sets no current context; name one with --context"),
         KubeconfigError::KindMismatch => "files of different kinds cannot be merged".into(),
         KubeconfigError::ApiVersionMismatch => "files of different API versions cannot be merged".into(),
         KubeconfigError::LoadContext(name) => format!("context {name} was not found in {file}"),
         KubeconfigError::LoadClusterOfContext(name) => format!("cluster {name} of the context was not found in {file}"),
-        KubeconfigError::FindPath => "there is no home directory, and KUBECONFIG is not set".into(),
+        KubeconfigError::FindPath => format!("there is no home directory; {SET_KUBECONFIG}"),
+        KubeconfigError::ReadConfig(error, path) if error.kind() == io::ErrorKind::NotFound => {
+            format!("{} does not exist; {SET_KUBECONFIG}", path.display())
+        }
         KubeconfigError::ReadConfig(error, path) => format!("{} cannot be read: {}", path.display(), error.kind()),
         KubeconfigError::Parse(error) => match error.location() {
             Some(at) => format!(
@@ -168,6 +223,32 @@ mod tests {
             assert!(text.contains(expected) && !text.contains(CANARY), "{text}");
             let text = PluginError::cluster("list agents", &kube::Error::Auth(exec_failure(script).1)).to_string();
             assert!(text.contains(expected) && !text.contains(CANARY), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_of_connections_are_parts_of_a_sentence() {
+        use rustls::{CertificateError, InvalidMessage};
+        let refused = io::Error::from_raw_os_error(111);
+        let wrapped = |error: rustls::Error| io::Error::other(error);
+        for (error, expected) in [
+            (refused, "connection refused"),
+            (io::Error::other("dead"), "dead"),
+            (
+                wrapped(InvalidMessage::InvalidContentType.into()),
+                "the TLS connection failed: the server does not speak TLS on this port",
+            ),
+            (
+                wrapped(CertificateError::UnknownIssuer.into()),
+                "the TLS connection failed: the certificate of the server is not from the certificate authority of the \
+                 kubeconfig",
+            ),
+            (
+                wrapped(CertificateError::NotValidForName.into()),
+                "the TLS connection failed: invalid peer certificate: NotValidForName",
+            ),
+        ] {
+            assert_eq!(cause(&error, None), expected);
         }
     }
 

@@ -4,6 +4,7 @@
 //! reads the custom resources, sets fields and annotations that users may set, and reaches the controller over the link's
 //! API for clients. It decides nothing that the controller decides.
 
+pub mod api_requests;
 pub mod arguments;
 pub mod cluster_errors;
 pub mod commands;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kube::api::ListParams;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use serde::Serialize;
@@ -13,6 +14,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
 
+use super::api_requests::{LimitRequests, ServerAddress};
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
 use super::failure::{PluginError, is_forbidden, is_not_found};
@@ -27,6 +29,8 @@ pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 pub struct PluginSession {
     /// Client of the API server, with the rights of the user.
     pub client: Client,
+    /// The API server.
+    pub address: ServerAddress,
     /// Namespace of the command.
     pub namespace: String,
     /// Whether lists are of all namespaces.
@@ -78,11 +82,16 @@ pub(super) fn note(err: &mut (dyn Write + Send), text: &str) {
 impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
     pub(super) async fn connect(flags: &ConnectionArgs, export: JournalExport) -> Result<Self, PluginError> {
-        let config = config(flags).await?;
-        let client = Client::try_from(config.clone())
+        let (mut config, context) = config(flags).await?;
+        // The time for the connection is within that of the request.
+        config.connect_timeout = None;
+        let address = ServerAddress::new(&config, context);
+        let limit = LimitRequests::new(address.clone(), flags.request_timeout);
+        let client = ClientBuilder::try_from(config.clone())
             .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
-            client,
+            client: client.with_layer(&limit).build(),
+            address,
             namespace: config.default_namespace.clone(),
             all_namespaces: false,
             format: None,
@@ -156,7 +165,7 @@ impl PluginSession {
         } else {
             self.agents()
         };
-        list(&api, "agents", selector).await
+        list(&api, "Agents", selector).await
     }
 
     /// All AgentBudgets, by namespace and name.
@@ -166,7 +175,7 @@ impl PluginSession {
         } else {
             self.budgets()
         };
-        list(&api, "agentbudgets", None).await
+        list(&api, "AgentBudgets", None).await
     }
 
     /// AgentBudgets of the controller's namespace, which may select Agents of others, unless [`Self::list_budgets`] has them
@@ -181,7 +190,7 @@ impl PluginSession {
             Ok(found) => Ok(Some(found.items)),
             Err(error) if is_forbidden(&error) => Ok(None),
             Err(error) => Err(PluginError::cluster(
-                format!("list agentbudgets of namespace {namespace}"),
+                format!("list AgentBudgets of namespace {namespace}"),
                 &error,
             )),
         }
@@ -232,7 +241,7 @@ where
     })
 }
 
-async fn list<K>(api: &Api<K>, plural: &str, selector: Option<&str>) -> Result<Vec<K>, PluginError>
+async fn list<K>(api: &Api<K>, kinds: &str, selector: Option<&str>) -> Result<Vec<K>, PluginError>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
 {
@@ -245,10 +254,11 @@ where
         .map_err(|error| {
             if is_not_found(&error) {
                 PluginError::Refused(format!(
-                    "the cluster does not serve {plural}.{GROUP}: agentloop is not installed; see kubectl agentloop check"
+                    "the cluster does not serve {}.{GROUP}: agentloop is not installed; see kubectl agentloop check",
+                    kinds.to_lowercase()
                 ))
             } else {
-                PluginError::cluster(format!("list {plural}"), &error)
+                PluginError::cluster(format!("list {kinds}"), &error)
             }
         })?
         .items;
@@ -256,33 +266,40 @@ where
     Ok(found)
 }
 
-async fn config(flags: &ConnectionArgs) -> Result<Config, PluginError> {
-    let options = KubeConfigOptions {
-        context: flags.context.clone(),
-        ..KubeConfigOptions::default()
-    };
+/// What the kubeconfig says, and the name of its context; `None`: it is that of a pod.
+async fn config(flags: &ConnectionArgs) -> Result<(Config, Option<String>), PluginError> {
     let file = flags.kubeconfig.as_ref().map_or_else(
         || std::env::var("KUBECONFIG").unwrap_or_else(|_| "~/.kube/config".into()),
         |path| path.display().to_string(),
     );
     let wrong = |error: &KubeconfigError| PluginError::Kubeconfig(cluster_errors::kubeconfig(error, &file));
-    if let Some(path) = &flags.kubeconfig {
-        let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
-        let config = Config::from_custom_kubeconfig(file, &options).await;
-        return config.map_err(|error| wrong(&error));
-    }
-    let listed = std::env::var_os("KUBECONFIG").and_then(|list| merged(&list));
-    let config = match listed {
-        Some(Ok(merged)) => Config::from_custom_kubeconfig(merged, &options).await,
-        Some(Err(error)) => Err(error),
-        None => Config::from_kubeconfig(&options).await,
-    };
-    match config {
-        Ok(config) => Ok(config),
+    match of_context(flags).await {
+        Ok((config, context)) => Ok((config, Some(context))),
         // In a pod there is no kubeconfig.
-        Err(error) if flags.context.is_none() => Config::incluster().map_err(|_| wrong(&error)),
+        Err(error) if flags.kubeconfig.is_none() && flags.context.is_none() => {
+            let config = Config::incluster().map_err(|_| wrong(&error))?;
+            Ok((config, None))
+        }
         Err(error) => Err(wrong(&error)),
     }
+}
+
+/// The configuration of a context, and its name.
+async fn of_context(flags: &ConnectionArgs) -> Result<(Config, String), KubeconfigError> {
+    let file = match &flags.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path)?,
+        None => {
+            let listed = std::env::var_os("KUBECONFIG").and_then(|list| merged(&list));
+            listed.unwrap_or_else(Kubeconfig::read)?
+        }
+    };
+    let context = flags.context.clone().or_else(|| file.current_context.clone());
+    let options = KubeConfigOptions {
+        context: context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let config = Config::from_custom_kubeconfig(file, &options).await?;
+    Ok((config, context.unwrap_or_default()))
 }
 
 /// The files of a list as in $KUBECONFIG that exist, as one kubeconfig; `None`: none does. kubectl ignores the others too.

@@ -14,8 +14,8 @@ fn the_errors_of_the_plugin() {
             PluginError::Usage("helper has several open gates: name one, or use --all; open: g1, g2".into()),
             PluginError::Kubeconfig("context other was not found".into()),
             PluginError::Cluster {
-                action: "list agents".into(),
-                problem: "agents.agentloop.dev is forbidden".into(),
+                action: "list Agents".into(),
+                problem: "https://10.0.0.1:6443 (context \"prod\"): connection refused".into(),
             },
             PluginError::Link(LinkFailure::Unreadable("expected value at line 1".into())),
             PluginError::Stream(io::Error::from(io::ErrorKind::UnexpectedEof)),

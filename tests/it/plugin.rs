@@ -9,6 +9,7 @@ mod link;
 mod program;
 mod roles;
 mod screens;
+mod unreachable;
 
 use std::sync::Arc;
 
@@ -225,6 +226,34 @@ async fn lists_are_tables_or_data_and_of_one_namespace_or_all() {
         harness.run("cost --since 1h --by model").await.status,
         ExitStatus::Usage
     );
+}
+
+#[tokio::test]
+async fn agents_that_are_found_are_shown_before_the_errors_of_those_that_are_not() {
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({"loop": {"state": "Running"}}));
+    let gone = |name: &str| format!("error: Agent {name} does not exist in namespace team-a\n");
+    let done = harness.run("status lost helper gone").await;
+    assert_eq!(
+        (done.status, done.err),
+        (ExitStatus::Failure, gone("lost") + &gone("gone"))
+    );
+    let lines: Vec<&str> = done.out.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", done.out);
+    assert!(lines[1].starts_with("helper"), "{}", done.out);
+    // As kubectl get: a list if several were asked for, and nothing for one that is not there.
+    for (line, found) in [("status helper gone -o json", 1), ("status lost gone -o json", 0)] {
+        let done = harness.run(line).await;
+        let list: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!((&list["kind"], done.status), (&json!("List"), ExitStatus::Failure));
+        assert_eq!(list["items"].as_array().unwrap().len(), found, "{line}");
+    }
+    for line in ["status gone", "status gone -o json", "status gone lost"] {
+        let done = harness.run(line).await;
+        assert_eq!((done.status, done.out.as_str()), (ExitStatus::Failure, ""), "{line}");
+        assert!(done.err.starts_with(&gone("gone")), "{}", done.err);
+        assert!(!done.err.contains("No Agents"), "{}", done.err);
+    }
 }
 
 #[tokio::test]

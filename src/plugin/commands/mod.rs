@@ -66,7 +66,7 @@ pub async fn execute(
     use PluginCommand as Asked;
     refuse_all_namespaces(session.all_namespaces, &command)?;
     match command {
-        Asked::Status(arguments) => unless_closed(reads::status(session, &arguments, screen).await)?,
+        Asked::Status(arguments) => return reads::status(session, &arguments, screen).await,
         Asked::Explain(agent) => unless_closed(reads::explain(session, &agent.name, screen).await)?,
         Asked::Approvals => unless_closed(reads::approvals(session, screen).await)?,
         Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,

@@ -15,7 +15,10 @@ use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
 use crate::plugin::screens::{approvals, budgets, explanation};
 use crate::plugin::session::{PluginSession, Screen};
+use crate::support::text::{first_chars, with_ellipsis};
 
+/// Maximum number of characters that are shown of what a server answers that may be no API server.
+const MAX_ANSWER: usize = 200;
 /// Labels of the controller's Deployment.
 const CONTROLLER: &str = "app.kubernetes.io/part-of=agentloop,app.kubernetes.io/component=controller";
 
@@ -23,22 +26,51 @@ pub(super) async fn status(
     session: &PluginSession,
     arguments: &StatusArgs,
     screen: &mut Screen<'_>,
-) -> Result<(), PluginError> {
-    let agents = if arguments.names.is_empty() {
-        session.list_agents(arguments.selector.as_deref()).await?
-    } else {
-        let mut agents = Vec::new();
-        for name in &arguments.names {
-            agents.push(session.agent(name).await?);
-        }
-        agents
+) -> Result<ExitStatus, PluginError> {
+    let (agents, errors) = match &*arguments.names {
+        [] => (session.list_agents(arguments.selector.as_deref()).await?, Vec::new()),
+        [name] => (vec![session.agent(name).await?], Vec::new()),
+        names => some_agents(session, names).await,
     };
+    // What was found comes first, as in `kubectl get`.
+    unless_closed(print_status(session, arguments, &agents, screen))?;
+    for error in &errors {
+        screen.note(&format!("error: {error}"));
+    }
+    Ok(if errors.is_empty() {
+        ExitStatus::Success
+    } else {
+        ExitStatus::Failure
+    })
+}
+
+/// The Agents with these names, and why there are no others.
+async fn some_agents(session: &PluginSession, names: &[String]) -> (Vec<Agent>, Vec<PluginError>) {
+    let (mut agents, mut errors) = (Vec::new(), Vec::new());
+    for name in names {
+        match session.agent(name).await {
+            Ok(agent) => agents.push(agent),
+            Err(error) => errors.push(error),
+        }
+    }
+    (agents, errors)
+}
+
+fn print_status(
+    session: &PluginSession,
+    arguments: &StatusArgs,
+    agents: &[Agent],
+    screen: &mut Screen<'_>,
+) -> Result<(), PluginError> {
     // As `kubectl get` prints them: one object, or a list.
-    let printed = match (&*arguments.names, &*agents) {
+    let printed = match (&*arguments.names, agents) {
         ([_], [agent]) => session.print_data(agent, screen)?,
-        _ => session.print_data(&as_list(&agents), screen)?,
+        _ => session.print_data(&as_list(agents), screen)?,
     };
     if printed {
+        return Ok(());
+    }
+    if agents.is_empty() && !arguments.names.is_empty() {
         return Ok(());
     }
     if agents.is_empty() {
@@ -49,7 +81,7 @@ pub(super) async fn status(
         namespaces: session.all_namespaces,
         wide: session.format == Some(OutputFormat::Wide),
     };
-    write!(screen.out, "{}", status::table(&agents, columns, session.now()))?;
+    write!(screen.out, "{}", status::table(agents, columns, session.now()))?;
     Ok(())
 }
 
@@ -169,7 +201,7 @@ pub(super) async fn check_rows(
 ) -> Result<Vec<CheckRow>, PluginError> {
     let mut rows = Vec::new();
     let version = session.client.apiserver_version().await;
-    let version = version.map_err(|error| PluginError::cluster("reach the API server", &error))?;
+    let version = version.map_err(|error| no_version(session, &error))?;
     rows.push(checks::version(&version.major, &version.minor));
     let definitions: Api<CustomResourceDefinition> = Api::all(session.client.clone());
     for expected in crd::all() {
@@ -192,6 +224,27 @@ pub(super) async fn check_rows(
     }
     rows.push(creation(session).await?);
     Ok(rows)
+}
+
+/// Why the version of the API server is not known: the server of the kubeconfig may be another.
+fn no_version(session: &PluginSession, error: &kube::Error) -> PluginError {
+    const QUESTION: &str = "is it the URL of an API server?";
+    let found = match error {
+        kube::Error::Api(status) => {
+            let mut found = format!("answered the request for its version with status {}", status.code);
+            let line = status.message.lines().next().unwrap_or_default().trim();
+            if !line.is_empty() {
+                found = format!("{found}: {}", with_ellipsis(first_chars(line, MAX_ANSWER), line));
+            }
+            if is_not_found(error) {
+                found = format!("{found}; {QUESTION}");
+            }
+            found
+        }
+        kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => format!("its version cannot be read: {QUESTION}"),
+        _ => return PluginError::cluster("reach the API server", error),
+    };
+    PluginError::Refused(format!("{} was reached, but {found}", session.address))
 }
 
 /// What the user may not read cannot be checked, which is no failure of the cluster.

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use agentloop::plugin::api_requests::ServerAddress;
 use agentloop::plugin::link::{LinkRoute, UserToken};
 use agentloop::plugin::{ExitStatus, PluginArgs, PluginSession, Screen, commands};
 use clap::FromArgMatches;
@@ -38,6 +39,7 @@ pub(super) async fn run_into(
     config.auth_info = serde_json::from_value(json!({"token": token})).unwrap();
     let session = PluginSession {
         client: server.client(),
+        address: ServerAddress::new(&config, Some("test".into())),
         namespace: "a".into(),
         all_namespaces: false,
         format: None,

@@ -10,6 +10,7 @@ use agentloop::api::status::AgentStatus;
 use agentloop::api::{Agent, AgentBudget};
 use agentloop::controller::auth::access::ClientAuthorizer;
 use agentloop::plugin::PluginSession;
+use agentloop::plugin::api_requests::ServerAddress;
 use agentloop::plugin::link::{LinkRoute, UserToken};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::TokenRequest;
@@ -97,6 +98,7 @@ impl<'a> Place<'a> {
     fn session(&self, config: &Config, link: &str) -> PluginSession {
         PluginSession {
             client: Client::try_from(config.clone()).unwrap(),
+            address: ServerAddress::new(config, Some("test".into())),
             namespace: self.namespace.to_owned(),
             all_namespaces: false,
             format: None,

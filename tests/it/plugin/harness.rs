@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use agentloop::api::crd;
+use agentloop::plugin::api_requests::ServerAddress;
 use agentloop::plugin::link::{LinkRoute, UserToken};
 use agentloop::plugin::{ExitStatus, PluginArgs, PluginSession, Screen, commands};
 use axum::http::{Method, Request, Response};
@@ -137,6 +138,7 @@ impl PluginHarness {
         config.auth_info = serde_json::from_value(json!({"token": TOKEN})).unwrap();
         PluginSession {
             client: self.client.clone(),
+            address: ServerAddress::new(&config, Some("test".into())),
             namespace: "team-a".into(),
             all_namespaces: false,
             format: None,
