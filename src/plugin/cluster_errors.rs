@@ -86,14 +86,14 @@ fn of_system(error: &io::Error) -> String {
 
 /// Why there is no TLS connection.
 fn tls(error: &rustls::Error) -> String {
-    match error {
-        rustls::Error::InvalidMessage(_) => "the TLS connection failed: the server does not speak TLS on this port".into(),
-        rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer) => {
-            "the TLS connection failed: the certificate of the server is not from the certificate authority of the kubeconfig"
-                .into()
-        }
-        other => format!("the TLS connection failed: {other}"),
-    }
+    let problem = if matches!(error, rustls::Error::InvalidMessage(_)) {
+        "the server does not speak TLS on this port".to_owned()
+    } else if *error == rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer) {
+        "the certificate of the server is not from the certificate authority of the kubeconfig".to_owned()
+    } else {
+        error.to_string()
+    };
+    format!("the TLS connection failed: {problem}")
 }
 
 /// Why there are no credentials.

@@ -286,12 +286,11 @@ async fn config(flags: &ConnectionArgs) -> Result<(Config, Option<String>), Plug
 
 /// The configuration of a context, and its name.
 async fn of_context(flags: &ConnectionArgs) -> Result<(Config, String), KubeconfigError> {
-    let file = match &flags.kubeconfig {
-        Some(path) => Kubeconfig::read_from(path)?,
-        None => {
-            let listed = std::env::var_os("KUBECONFIG").and_then(|list| merged(&list));
-            listed.unwrap_or_else(Kubeconfig::read)?
-        }
+    let file = if let Some(path) = &flags.kubeconfig {
+        Kubeconfig::read_from(path)?
+    } else {
+        let listed = std::env::var_os("KUBECONFIG").and_then(|list| merged(&list));
+        listed.unwrap_or_else(Kubeconfig::read)?
     };
     let context = flags.context.clone().or_else(|| file.current_context.clone());
     let options = KubeConfigOptions {

@@ -229,20 +229,20 @@ pub(super) async fn check_rows(
 /// Why the version of the API server is not known: the server of the kubeconfig may be another.
 fn no_version(session: &PluginSession, error: &kube::Error) -> PluginError {
     const QUESTION: &str = "is it the URL of an API server?";
-    let found = match error {
-        kube::Error::Api(status) => {
-            let mut found = format!("answered the request for its version with status {}", status.code);
-            let line = status.message.lines().next().unwrap_or_default().trim();
-            if !line.is_empty() {
-                found = format!("{found}: {}", with_ellipsis(first_chars(line, MAX_ANSWER), line));
-            }
-            if is_not_found(error) {
-                found = format!("{found}; {QUESTION}");
-            }
-            found
+    let found = if let kube::Error::Api(status) = error {
+        let mut found = format!("answered the request for its version with status {}", status.code);
+        let line = status.message.lines().next().unwrap_or_default().trim();
+        if !line.is_empty() {
+            found = format!("{found}: {}", with_ellipsis(first_chars(line, MAX_ANSWER), line));
         }
-        kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => format!("its version cannot be read: {QUESTION}"),
-        _ => return PluginError::cluster("reach the API server", error),
+        if is_not_found(error) {
+            found = format!("{found}; {QUESTION}");
+        }
+        found
+    } else if matches!(error, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
+        format!("its version cannot be read: {QUESTION}")
+    } else {
+        return PluginError::cluster("reach the API server", error);
     };
     PluginError::Refused(format!("{} was reached, but {found}", session.address))
 }
