@@ -388,6 +388,9 @@ fn request_timeout(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse::<u32>() {
         return Ok(Duration::from_secs(seconds.into()));
     }
+    if text.is_empty() {
+        return Err(wrong());
+    }
     let (mut rest, mut sum) = (text, Duration::ZERO);
     while !rest.is_empty() {
         let (number, after) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?);
