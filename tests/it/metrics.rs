@@ -682,9 +682,11 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
         }
         // Annotations compare a count with what it was.
         if metric.kind != MetricKind::Gauge && place != "an annotation" {
-            let rated = ["rate(", "increase("]
-                .iter()
-                .any(|function| query[..at].ends_with(function));
+            let before = &query[..at];
+            let rated = ["rate(", "increase("].iter().any(|function| before.ends_with(function));
+            // Of the highest value of all replicas.
+            let labels = before.rsplit_once("increase((max by (");
+            let rated = rated || labels.is_some_and(|(_, labels)| labels.find(')') == labels.len().checked_sub(3));
             assert!(rated, "{place}: {name} only grows; ask for its rate");
         }
     }
