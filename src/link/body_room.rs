@@ -29,7 +29,7 @@ impl Default for BodyBounds {
         Self {
             // A controller has 512 MiB, and a message may take several times the memory of its body.
             all: 64 * MAX_BODY_BYTES,
-            // A tenant cannot hold up the others.
+            // A quarter: fewer than four tenants cannot hold up the others.
             namespace: 16 * MAX_BODY_BYTES,
             // A gateway sends at the same time a report, a request for leases, a part of a history and a page for each reader.
             // Only a request for leases has its room for longer than its body takes to arrive; all fit one after the other.
@@ -159,7 +159,7 @@ impl BodyRoom {
         if let Some(known) = shares.get(&key).and_then(Weak::upgrade) {
             return known;
         }
-        // Those that nobody uses any more are removed when the table would grow.
+        // Unused ones are removed when the table would grow.
         if shares.len() == shares.capacity() {
             shares.retain(|_, share| share.strong_count() > 0);
         }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shares_that_nobody_uses_are_forgotten() {
+    async fn unused_shares_are_forgotten() {
         let room = room();
         for number in 0..10_000 {
             room.take(("a", &number.to_string()), Some(1), SOON).await.unwrap();

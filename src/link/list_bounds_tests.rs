@@ -20,9 +20,9 @@ use super::text_fragments::RelayedTextFragment;
 const MOST_KEPT: usize = MAX_ACCOUNTS + 1;
 
 /// The types of the messages of pods.
-struct Schemas(Map<String, Value>);
+struct MessageSchemas(Map<String, Value>);
 
-impl Schemas {
+impl MessageSchemas {
     /// The schema itself, in place of its name, and of an optional value.
     fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
         if let Some(name) = schema["$ref"].as_str() {
@@ -88,7 +88,7 @@ impl Schemas {
 fn unbounded<T: DeserializeOwned + Serialize + schemars::JsonSchema>() -> (Vec<String>, usize) {
     let mut generator = SchemaGenerator::default();
     let schema = generator.subschema_for::<T>().as_value().clone();
-    let schemas = Schemas(generator.definitions().clone());
+    let schemas = MessageSchemas(generator.definitions().clone());
     let lists = schemas.with_lists(&schema);
     let all = lists.len();
     let is_kept = |(path, message): (String, Value)| {

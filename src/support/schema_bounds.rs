@@ -49,29 +49,29 @@ impl PatternUse {
 
 /// The patterns of a schema, or why it must not be compiled.
 pub(crate) fn check(schema: &Value) -> Result<PatternUse, String> {
-    let mut plain = Plain::default();
-    plain.add(schema, 1)?;
-    if plain.patterns > MAX_PATTERNS {
+    let mut written = SchemaSize::default();
+    written.add(schema, 1)?;
+    if written.patterns > MAX_PATTERNS {
         return Err(format!(
             "it has {} patterns, and {MAX_PATTERNS} are allowed: remove some",
-            plain.patterns
+            written.patterns
         ));
     }
-    if plain.pattern_bytes > MAX_PATTERN_BYTES {
+    if written.pattern_bytes > MAX_PATTERN_BYTES {
         return Err(format!(
             "its patterns have {} bytes, and {MAX_PATTERN_BYTES} are allowed: shorten them",
-            plain.pattern_bytes
+            written.pattern_bytes
         ));
     }
-    if plain.has_unevaluated {
-        let mut expanded = Expanded {
+    if written.has_unevaluated {
+        let mut expanded = ExpandedSize {
             schema,
             references: Vec::new(),
             nodes: 0,
         };
         expanded.add(schema, 1)?;
     }
-    Ok(plain.used)
+    Ok(written.used)
 }
 
 fn too_large() -> String {
@@ -82,7 +82,7 @@ fn too_large() -> String {
 
 /// What a schema has, as it is written.
 #[derive(Default)]
-struct Plain {
+struct SchemaSize {
     nodes: usize,
     patterns: usize,
     pattern_bytes: usize,
@@ -90,7 +90,7 @@ struct Plain {
     has_unevaluated: bool,
 }
 
-impl Plain {
+impl SchemaSize {
     fn add(&mut self, value: &Value, level: usize) -> Result<(), String> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
@@ -137,14 +137,14 @@ fn is_unevaluated(name: &str) -> bool {
 }
 
 /// What is compiled of a schema with `unevaluated…`: each reference is followed wherever it is, except to what it is within.
-struct Expanded<'a> {
+struct ExpandedSize<'a> {
     schema: &'a Value,
     /// The references that lead to where the walk is.
     references: Vec<&'a str>,
     nodes: usize,
 }
 
-impl<'a> Expanded<'a> {
+impl<'a> ExpandedSize<'a> {
     fn add(&mut self, value: &'a Value, level: usize) -> Result<(), String> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {

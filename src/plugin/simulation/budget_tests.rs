@@ -21,7 +21,7 @@ struct Call {
     then: (serde_json::Value, &'static str),
 }
 
-/// A call of this many tokens, after which the loop goes on.
+/// A call of this many tokens, after which the loop continues.
 fn call(at: i64, tokens: i64) -> Call {
     Call {
         at,

@@ -94,7 +94,7 @@ fn what_shows_the_present_asks_for_it() {
     }
 }
 
-/// Grafana's data source believes in scrapes every 15 s unless it is told otherwise, and a rate over four of these has no data
+/// Grafana's data source assumes scrapes every 15 s unless it is configured otherwise, and a rate over four of these has no data
 /// at scrapes of a minute.
 #[test]
 fn rates_have_data_at_scrapes_of_a_minute_whatever_the_data_source_says() {
