@@ -137,8 +137,11 @@ fn loops_resume_after_the_whole_node_was_restarted() {
             .expect("the script starts");
         assert!(done.success(), "{script} failed");
     }
+    let restarted = now();
+    // Calls went on until the node was down: only the time says that one is of the restarted pod.
     server.until("a call after the restart", &label, 180, |lines| {
-        (lines.len() > before.len() + 2).then_some(())
+        let mut begun = lines.iter().filter(|line| line.event == "begin");
+        begun.any(|line| line.at > restarted).then_some(())
     });
     figure(
         "node_restart_to_loop_turning",
@@ -157,7 +160,12 @@ fn loops_resume_after_the_whole_node_was_restarted() {
         "the transcript was lost: {old:?}, {new:?}"
     );
 
-    cluster::leader(&cluster.system);
+    // Conditions and the label of the leader still are those of before the restart. A call that is reported now shows that
+    // a replica leads and that the pod is connected.
+    let calls = server.used(&label).calls;
+    turning.until("a report of a call after the restart", 120, |agent| {
+        (status_used(agent).calls > calls).then_some(())
+    });
     turning.until_condition("Ready", "True", "LoopRunning", 120);
     sleeping.until_pod(None, 60);
     sleeping.until_condition("PodReady", "True", "Running", 60);
