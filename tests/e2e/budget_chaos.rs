@@ -39,7 +39,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(40, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
-    let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
+    let short = ShortLeaseGuard::start(&cluster.system, 6, 2);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
     let window = json!({"rolling": {"seconds": 20}});
@@ -141,10 +141,8 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3
         let agent = &agents[round * 7 % agents.len()];
         let role = ["worker", "gateway"][round % 2];
         let pod = agent.kubectl.get("pod", &agent.name);
-        if let Some(pid) = pod.and_then(|pod| node::find(&pod, role)) {
-            node::signal(pid, "KILL");
-            kills[1 + round % 2] += 1;
-        }
+        let struck = pod.and_then(|pod| node::strike(&pod, role, "KILL"));
+        kills[1 + round % 2] += usize::from(struck.is_some());
         round += 1;
         // The rhythm of the kills is the test's own: nothing is waited for.
         std::thread::park_timeout(Duration::from_secs(RHYTHM).min(deadline.saturating_duration_since(Instant::now())));
@@ -181,12 +179,14 @@ impl<'a> ShortLeaseGuard<'a> {
 
 impl Drop for ShortLeaseGuard<'_> {
     fn drop(&mut self) {
-        cluster::install(self.0, &[]);
-        let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
-        if std::thread::panicking() {
-            dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
-            dump(&["-n", SYSTEM, "get", "pods"]);
+        if !std::thread::panicking() {
+            return cluster::install(self.0, &[]);
         }
+        // A second panic would end all other tests too.
+        let _ = std::panic::catch_unwind(|| cluster::install(self.0, &[]));
+        let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
+        dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
+        dump(&["-n", SYSTEM, "get", "pods"]);
     }
 }
 

@@ -21,6 +21,8 @@ pub const RELEASE: &str = "agentloop";
 pub const AGENTS: &str = "agents.agentloop.dev";
 /// The labels of all replicas.
 pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/component=controller";
+/// The Lease of the replica that leads.
+const LEASE: &str = "agentloop-controller";
 /// The label of the replica that leads.
 pub const LEADER: &str = "agentloop.dev/leader=true";
 
@@ -37,6 +39,17 @@ pub struct SharedCluster {
 pub struct ExclusiveCluster {
     pub system: Kubectl,
     _turn: RwLockWriteGuard<'static, ()>,
+}
+
+/// The next test finds a release at rest: no replica that still ends or waits to be restarted, and a leader.
+impl Drop for ExclusiveCluster {
+    fn drop(&mut self) {
+        let is_installed = || self.system.get("deployment", RELEASE).is_some();
+        if !std::thread::panicking() && is_installed() {
+            settled(&self.system);
+            leader(&self.system);
+        }
+    }
 }
 
 /// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
@@ -111,20 +124,26 @@ pub fn image() -> String {
     std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into())
 }
 
-/// The replica that leads, once there is exactly one that runs.
+/// The replica that leads, once it runs: the one that holds the Lease and has the label. The label alone stays on a replica that
+/// was killed until its process runs again.
 pub fn leader(system: &Kubectl) -> Value {
-    let deadline = Instant::now() + Duration::from_secs(40);
-    let watch = system.watch("pods", &["-l", LEADER]);
+    let deadline = Instant::now() + Duration::from_secs(90);
     loop {
-        let mut leaders = system.list("pods", LEADER);
-        leaders.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["phase"] == "Running");
-        if leaders.len() == 1 {
-            return leaders.remove(0);
+        let lease = system.get("lease", LEASE);
+        let holder = lease.map(|lease| lease["spec"]["holderIdentity"].clone());
+        let mut labelled = system.list("pods", LEADER);
+        let leads = |pod: &Value| Some(&pod["metadata"]["name"]) == holder.as_ref();
+        let runs =
+            |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null() && node::find(pod, "controller").is_some();
+        if let Some(found) = labelled.iter().position(|pod| leads(pod) && runs(pod)) {
+            return labelled.swap_remove(found);
         }
         assert!(
-            watch.next(deadline).is_some(),
-            "no single leader within 40 s: {leaders:#?}"
+            Instant::now() < deadline,
+            "no leader within 90 s: {holder:?} holds the Lease, {labelled:#?}"
         );
+        // A change of the Lease, of a label and of a process on the node: no single watch shows all three.
+        std::thread::park_timeout(Duration::from_millis(500));
     }
 }
 
@@ -172,8 +191,24 @@ fn is_settled(pod: &Value) -> bool {
         && node::find(pod, "controller").is_some()
 }
 
-/// The leader's metrics page, as Prometheus would read it.
+/// The leader's metrics page, as Prometheus would read it, once it shows all Agents.
 pub fn metrics(system: &Kubectl) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let page = metrics_page(system);
+        if series(&page, "agentloop_controller_caches_filled", &[]) == Some(1.0) {
+            return page;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the caches of the leader are not filled: {page}"
+        );
+        // The page is the only place that says so.
+        std::thread::park_timeout(Duration::from_millis(200));
+    }
+}
+
+fn metrics_page(system: &Kubectl) -> String {
     let pod = leader(system);
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
     system.raw(&format!(

@@ -4,7 +4,7 @@
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::agents::{Agent, condition, script, scripted};
+use super::agents::{Agent, STARTUP, condition, script, scripted};
 use super::cluster::{self, AGENTS, CHART, Namespace, RELEASE, alone, shared};
 use super::release::{turning, turns, uid};
 use crate::support::kubectl::Kubectl;
@@ -57,9 +57,16 @@ impl<'a> SingleNamespaceInstall<'a> {
 
 impl Drop for SingleNamespaceInstall<'_> {
     fn drop(&mut self) {
-        cluster::install(self.0, &["--set", AT_ONCE]);
-        // Replaces no pod.
-        cluster::install(self.0, &[]);
+        let restore = || {
+            cluster::install(self.0, &["--set", AT_ONCE]);
+            // Replaces no pod.
+            cluster::install(self.0, &[]);
+        };
+        if !std::thread::panicking() {
+            return restore();
+        }
+        // A second panic would end all other tests too.
+        let _ = std::panic::catch_unwind(restore);
     }
 }
 
@@ -173,7 +180,7 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
 
     let agents = [&team, &platform, &other].map(sleeper);
     for agent in &agents[..2] {
-        agent.until_turns(1, 60);
+        agent.until_turns(1, STARTUP);
         agent.until_condition("Ready", "True", "LoopRunning", 60);
     }
     let alone = agents[2].object();
@@ -217,5 +224,5 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
     // Nothing but the missing release was in its way.
     kubectl.helm(&["uninstall", RELEASE]);
     drop(narrowed);
-    agents[2].until_turns(1, 60);
+    agents[2].until_turns(1, STARTUP);
 }

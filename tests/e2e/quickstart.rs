@@ -120,7 +120,7 @@ fn delete_takes_everything(agent: &Agent<'_>) {
 #[test]
 fn the_release_runs_two_replicas_and_one_leads() {
     let Some(cluster) = shared() else { return };
-    let pods = cluster.system.list("pods", "app.kubernetes.io/instance=agentloop");
+    let pods = cluster::settled(&cluster.system);
     assert_eq!(pods.len(), 2, "{pods:#?}");
     let leader = cluster::leader(&cluster.system);
     assert!(
