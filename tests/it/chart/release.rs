@@ -185,6 +185,14 @@ fn the_notes_name_what_the_settings_call_for() {
         let notes = notes(found).unwrap();
         assert!(!notes.contains("WARNING"), "{found:?}: {notes}");
     }
+    let base = "metrics.prometheusRule.runbookBaseURL";
+    let pathless = notes(&[rules]).unwrap();
+    assert!(pathless.contains(&format!("{base} to the URL")), "{pathless}");
+    let given = format!("{base}=https://example.com/runbooks");
+    for found in [&[][..], &[rules, &given]] {
+        let notes = notes(found).unwrap();
+        assert!(!notes.contains("runbook_url"), "{found:?}: {notes}");
+    }
     let read = notes(&["metrics.authentication=Token", "watchNamespaces={team-a}"]).unwrap();
     assert!(
         read.contains("--clusterrole=agentloop-agentloop-system-metrics-reader "),
