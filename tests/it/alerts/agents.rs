@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use agentloop::api::NamespacedName;
 use agentloop::controller::embedded::{self, EmbeddedOptions};
@@ -31,6 +31,7 @@ use tower::Layer;
 use super::{AgentId, Fired, SECOND, fast_rules, look, missing, pod_status, unexpected, usage};
 use crate::support::api_server::ApiServer;
 use crate::support::clusters::has;
+use crate::support::dashboards::{BoardQuery, queries};
 use crate::support::harness::{self, AGENTS};
 use crate::support::prometheus::Prometheus;
 
@@ -403,6 +404,17 @@ const NEAR_MISSES: [(&str, &str); 4] = [
     ),
 ];
 
+/// Queries of dashboards for which this day has nothing, and why.
+const WITHOUT_DATA: [(&str, &str); 6] = [
+    ("agentloop / Budgets: Time to exhaustion A", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion B", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion C", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion D", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion E", NO_LEASES),
+    ("agentloop / Operator: Database last answered A", "there is no database"),
+];
+const NO_LEASES: &str = "gateways take no leases, so that nothing of a budget is spent";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_healthy_one() {
     if !has("prometheus") {
@@ -435,7 +447,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     // Until now there was no report for them, however long Prometheus took to start: that is no lack of progress.
     day.put_agents();
 
-    let (began, mut fired) = (Instant::now(), Fired::new());
+    let (began, morning, mut fired) = (Instant::now(), SystemTime::now(), Fired::new());
     let mut ticks = tokio::time::interval(SECOND);
     while began.elapsed() < MAX_WAIT && !missing(&fired, &DAY).is_empty() {
         ticks.tick().await;
@@ -453,6 +465,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
             prometheus.until_some(alert, query);
         }
         assert_families(&prometheus);
+        assert_panels(&prometheus, morning);
     });
 
     // The release is gone, while the others are still scraped.
@@ -483,4 +496,35 @@ fn assert_families(prometheus: &Prometheus) {
     let all = registry::ALL.iter().map(|metric| metric.name);
     let missing: Vec<_> = all.filter(|name| !is_there(name)).collect();
     assert_eq!(missing, [""; 0]);
+}
+
+/// That each query of each panel of the dashboards has a number at some time of the day; what shows the present, in the evening.
+fn assert_panels(prometheus: &Prometheus, morning: SystemTime) {
+    let queries = queries(&[
+        ("$controller_namespace", ".*"),
+        ("$namespace", ".+"),
+        ("$agent", ".+"),
+        ("$budget", ".+"),
+        ("$sensor", ".+"),
+        ("$job", ".+"),
+        ("$instance", ".+"),
+        ("$__rate_interval", "5s"),
+        ("$__interval", "1s"),
+        ("$__range", "1m"),
+    ]);
+    assert!(queries.len() >= 100, "{} queries", queries.len());
+    let has_data = |query: &BoardQuery| {
+        if query.is_instant {
+            prometheus.has_number(&query.query)
+        } else {
+            prometheus.has_number_since(&query.query, morning)
+        }
+    };
+    let empty = queries
+        .iter()
+        .filter(|query| !has_data(query))
+        .map(|query| query.place.as_str());
+    let empty: BTreeSet<_> = empty.collect();
+    let expected = BTreeSet::from(WITHOUT_DATA.map(|(place, _)| place));
+    assert_eq!(empty, expected, "queries without data");
 }
