@@ -93,6 +93,10 @@ pub struct LoopCounts {
     #[serde(alias = "turnsCompleted")]
     #[schemars(range(min = 0))]
     pub turns: i64,
+    /// Number of turns that were given up after a failure.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0))]
+    pub failed_turns: i64,
     /// Number of tool runs sent, as reported by the worker. A repetition after a restart does not count again.
     #[schemars(range(min = 0))]
     pub tool_calls: i64,
@@ -131,6 +135,7 @@ impl LoopCounts {
         // Names every field, so that one without a line below does not compile.
         let Self {
             turns,
+            failed_turns,
             tool_calls,
             actions,
             denied_tool_calls,
@@ -139,6 +144,7 @@ impl LoopCounts {
             guardrail_trips,
         } = new;
         self.turns = self.turns.max(*turns);
+        self.failed_turns = self.failed_turns.max(*failed_turns);
         self.tool_calls = self.tool_calls.max(*tool_calls);
         self.actions = self.actions.max(*actions);
         self.denied_tool_calls = self.denied_tool_calls.max(*denied_tool_calls);
@@ -146,6 +152,11 @@ impl LoopCounts {
         merge_tools(&mut self.by_tool, by_tool);
         merge_trips(&mut self.guardrail_trips, guardrail_trips);
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+const fn is_zero(count: &i64) -> bool {
+    *count == 0
 }
 
 /// How many tasks ended with each outcome.
@@ -355,6 +366,8 @@ mod tests {
         {
             *count = 5.into();
         }
+        // It is not written while it is 0.
+        value["failedTurns"] = 5.into();
         serde_json::from_value(value).unwrap()
     }
 

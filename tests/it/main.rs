@@ -27,6 +27,7 @@ mod plugin;
 mod printing;
 mod recovery;
 mod schema;
+mod scrape;
 mod sensor_delivery;
 mod sensor_pods;
 mod sensor_telemetry;

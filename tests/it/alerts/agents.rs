@@ -264,7 +264,7 @@ fn report_of(agent: AgentId, second: u64) -> Value {
         }),
         ASKER => json!({
             "loop": {
-                "state": "Paused", "reasons": [{"reason": "ToolCallNeedsApproval", "message": "g1"}], "turn": 3, "turns": 2, "deniedToolCalls": 1,
+                "state": "Paused", "reasons": [{"reason": "ToolCallNeedsApproval", "message": "g1"}], "turn": 4, "turns": 2, "failedTurns": 1, "deniedToolCalls": 1,
                 "gates": [{
                     "id": "g1", "kind": "ToolCallNeedsApproval", "tool": "files__write", "argumentsHash": "aa",
                     "openedAt": "2026-01-02T03:04:05Z",
