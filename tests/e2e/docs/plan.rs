@@ -7,7 +7,7 @@ use super::stage::{self, HELPER, WATCHER};
 use crate::docs::PageCommand;
 
 /// Commands that are not run, by their first words without a namespace, and why.
-const NOT_RUN: [(&str, &str); 11] = [
+const NOT_RUN: [(&str, &str); 12] = [
     ("kubectl port-forward", "runs until it is interrupted"),
     ("kubectl run files", "its image is another project's"),
     ("kubectl cp letter.txt", "into the pod of another project's image"),
@@ -29,6 +29,10 @@ const NOT_RUN: [(&str, &str); 11] = [
     (
         "helm upgrade agentloop charts/agentloop --reset-then-reuse-values --set dashboards.enabled=true",
         "a ServiceMonitor is a kind of the Prometheus operator; tests of the chart render it",
+    ),
+    (
+        "kubectl get configmap agentloop-metrics-ca",
+        "exists with tokens for metrics only; metrics_tls reads it",
     ),
     ("helm rollback", "needs an earlier revision of the release"),
 ];
