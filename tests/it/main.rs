@@ -22,6 +22,7 @@ mod ledger;
 mod link;
 mod local;
 mod metrics;
+mod metrics_tls;
 mod openmetrics;
 mod plugin;
 mod printing;

@@ -7,7 +7,7 @@ use super::stage::{self, HELPER, WATCHER};
 use crate::docs::PageCommand;
 
 /// Commands that are not run, by their first words without a namespace, and why.
-const NOT_RUN: [(&str, &str); 11] = [
+const NOT_RUN: [(&str, &str); 13] = [
     ("kubectl port-forward", "runs until it is interrupted"),
     ("kubectl run files", "its image is another project's"),
     ("kubectl cp letter.txt", "into the pod of another project's image"),
@@ -33,6 +33,10 @@ const NOT_RUN: [(&str, &str); 11] = [
     (
         "helm rollback",
         "needs an earlier revision of the release; e2e::release rolls one back",
+    ),
+    (
+        "kubectl get configmap agentloop-metrics-ca",
+        "exists with tokens for metrics only; metrics_tls reads it",
     ),
 ];
 

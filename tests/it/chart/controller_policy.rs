@@ -21,7 +21,7 @@ struct ControllerPolicy(InstalledPolicies);
 
 impl ControllerPolicy {
     fn install() -> Option<Self> {
-        let Rendered(mut objects) = render(&[])?.unwrap();
+        let Rendered(mut objects) = render(&["metrics.authentication=Token"])?.unwrap();
         let cluster = Kubectl::new(&clusters::control_plane()?, "");
         let tenant = format!("fence-{}", jiff::Timestamp::now().as_millisecond());
         objects.retain(|object| {
@@ -203,6 +203,20 @@ fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
     refused(
         controller_policy.creates(&controller_policy.ours("ConfigMap", "other")),
         "cannot create resource",
+    );
+    assert_eq!(
+        controller_policy.applies(&object(
+            "ConfigMap",
+            "agentloop-metrics-ca",
+            HOME,
+            "agentloop-controller"
+        )),
+        "",
+        "what readers of metrics trust"
+    );
+    refused(
+        controller_policy.applies(&controller_policy.ours("ConfigMap", "agentloop-metrics-ca")),
+        "cannot patch resource",
     );
     assert_eq!(
         controller_policy.creates(&object("Secret", "agentloop-link-ca", HOME, "x")),

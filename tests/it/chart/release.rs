@@ -199,6 +199,11 @@ fn the_notes_name_what_the_settings_call_for() {
         read.contains("--clusterrole=agentloop-agentloop-system-metrics-reader "),
         "{read}"
     );
+    assert!(
+        read.contains("HTTPS, as agentloop-metrics.agentloop-system.svc")
+            && read.contains("get configmap agentloop-metrics-ca "),
+        "{read}"
+    );
     let alone = notes(&["replicaCount=1", "crds.keep=false", "rbac.create=false"]).unwrap();
     assert_eq!(alone.matches("WARNING").count(), 2, "{alone}");
     assert!(!alone.contains("helm test"), "{alone}");
