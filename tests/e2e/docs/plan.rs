@@ -7,7 +7,7 @@ use super::stage::{self, HELPER, WATCHER};
 use crate::docs::PageCommand;
 
 /// Commands that are not run, by their first words without a namespace, and why.
-const NOT_RUN: [(&str, &str); 13] = [
+const NOT_RUN: [(&str, &str); 12] = [
     ("kubectl port-forward", "runs until it is interrupted"),
     ("kubectl run files", "its image is another project's"),
     ("kubectl cp letter.txt", "into the pod of another project's image"),
