@@ -50,6 +50,7 @@ run_tests() {
 build() {
   setsid "$devcluster/tools.sh" plane helm kstatus otelcol ${node:+node} >"$logs/tools.log" 2>&1 &
   tools_pid=$!
+  cargo fetch --locked   # a test reads the metadata of all platforms offline
   cargo test --locked --no-run
   [ -z "$node" ] || "$ROOT/hack/image.sh"
   [ -z "$previous" ] || "$ROOT/hack/previous.sh" ${from:+"$from"}
