@@ -39,7 +39,7 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(40, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
-    let short = ShortLeaseGuard::start(&cluster.system, 6, 2);
+    let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
     let window = json!({"rolling": {"seconds": 20}});
