@@ -97,6 +97,8 @@ fn an_agent_makes_a_test_suite_pass_in_its_toolbox_although_its_worker_is_killed
         // The check takes five seconds; a file of another process is looked at again.
         std::thread::park_timeout(std::time::Duration::from_millis(20));
     }
+    // In the middle of the check, when its command runs and the worker waits for it.
+    std::thread::park_timeout(std::time::Duration::from_secs(1));
     node::kill(&pod, "worker");
 
     wait_for(&agent, "condition=Succeeded");
