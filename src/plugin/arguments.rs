@@ -40,6 +40,9 @@ pub struct ConnectionArgs {
     /// Kubeconfig. Defaults to $KUBECONFIG, then ~/.kube/config, then the service account of the pod.
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
+    /// As whom requests to the API server are made.
+    #[command(flatten)]
+    pub(super) impersonation: ImpersonationArgs,
     /// Longest time to wait for a response of the API server, such as 1s, 2m or 3h; a number without a unit is of
     /// seconds, and 0 is no limit. Ends no stream, such as that of `logs --follow`.
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = request_timeout)]
@@ -58,6 +61,21 @@ pub struct ConnectionArgs {
     /// port-forward through the API server.
     #[arg(long, global = true, value_name = "URL")]
     pub(super) link_url: Option<String>,
+}
+
+/// Flags of kubectl that make requests to the API server as another user. Each is in the place of what the kubeconfig has.
+#[derive(Args, Debug, Clone, Default)]
+pub struct ImpersonationArgs {
+    /// User to impersonate, such as `ann@example.com` or `system:serviceaccount:NAMESPACE:NAME`. Needs the verb
+    /// `impersonate`.
+    #[arg(id = "as", long = "as", global = true, value_name = "USER")]
+    pub(super) user: Option<String>,
+    /// Group to impersonate, together with a user. May be repeated.
+    #[arg(id = "as-group", long = "as-group", global = true, value_name = "GROUP")]
+    pub(super) groups: Vec<String>,
+    /// UID to impersonate, together with a user.
+    #[arg(id = "as-uid", long = "as-uid", global = true, value_name = "UID")]
+    pub(super) uid: Option<String>,
 }
 
 /// A format for programs, or more columns.
@@ -448,6 +466,20 @@ mod tests {
             assert_eq!(connection.controller_namespace, "agentloop-system");
         }
         assert!(parsed("status -A -n a").is_err());
+    }
+
+    #[test]
+    fn a_user_and_groups_are_impersonated_as_in_kubectl() {
+        for line in [
+            "--as bob --as-group a,b --as-group=c --as-uid 7 status",
+            "status --as bob --as-group a,b --as-group=c --as-uid 7",
+            "budget top --as=bob --as-group a,b --as-group c --as-uid=7",
+        ] {
+            let asked = parsed(line).unwrap().connection.impersonation;
+            assert_eq!(asked.user.as_deref(), Some("bob"), "{line}");
+            assert_eq!(asked.groups, ["a,b", "c"], "{line}");
+            assert_eq!(asked.uid.as_deref(), Some("7"), "{line}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod cluster_errors;
 pub mod commands;
 pub mod completion;
 pub mod failure;
+pub mod impersonation;
 pub mod journal_copy;
 pub mod link;
 pub mod reference;

@@ -18,6 +18,7 @@ use super::api_requests::{LimitRequests, ServerAddress};
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
 use super::failure::{PluginError, is_forbidden, is_not_found};
+use super::impersonation;
 use super::journal_copy::JournalExport;
 use super::link::{LinkRoute, UserToken};
 use super::screens::printable;
@@ -27,8 +28,10 @@ pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// What a command works with.
 pub struct PluginSession {
-    /// Client of the API server, with the rights of the user.
+    /// Client of the API server, with the rights of the user, or of the one that is impersonated.
     pub client: Client,
+    /// The user that requests to the API server impersonate.
+    pub impersonated_user: Option<String>,
     /// The API server.
     pub address: ServerAddress,
     /// Namespace of the command.
@@ -83,6 +86,7 @@ impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
     pub(super) async fn connect(flags: &ConnectionArgs, export: JournalExport) -> Result<Self, PluginError> {
         let (mut config, context) = config(flags).await?;
+        let impersonated_user = impersonation::apply(&flags.impersonation, &mut config)?;
         // The time for the connection is within that of the request.
         config.connect_timeout = None;
         let address = ServerAddress::new(&config, context);
@@ -91,6 +95,7 @@ impl PluginSession {
             .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
             client: client.with_layer(&limit).build(),
+            impersonated_user,
             address,
             namespace: config.default_namespace.clone(),
             all_namespaces: false,
@@ -121,6 +126,20 @@ impl PluginSession {
         self.format = flags.output;
         self.controller_namespace.clone_from(&flags.controller_namespace);
         self
+    }
+
+    /// Refuses a request that the controller would receive as one of the user of the kubeconfig although the command is to
+    /// act as another user: a bearer token cannot carry an impersonation.
+    pub(super) fn refuse_impersonation(&self, namespace: &str) -> Result<(), PluginError> {
+        let (Some(user), UserToken::Kubeconfig(_)) = (&self.impersonated_user, &self.token) else {
+            return Ok(());
+        };
+        Err(PluginError::Usage(format!(
+            "this command cannot impersonate {user} (--as, or as in the kubeconfig): it sends the token of the kubeconfig to the \
+             controller, which would take the request for one of your own user. Leave out --as, or name a ServiceAccount of \
+             namespace {namespace} with --service-account NAME: {user} then requests a token for it, and the controller \
+             receives the request from the ServiceAccount"
+        )))
     }
 
     /// Whether text is shown as it arrives, with this flag of the command. Never if the output is data.

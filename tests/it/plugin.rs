@@ -5,6 +5,7 @@
 mod cluster_roles;
 mod forward;
 mod harness;
+mod impersonation;
 mod link;
 mod program;
 mod roles;

@@ -24,6 +24,9 @@ pub(super) async fn run(
     arguments: RunArgs,
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
+    let agent = session.named(&arguments.name);
+    // What is refused is refused before a user types.
+    let link = UserLink::open(session, &agent.namespace).await?;
     let prompt = if arguments.prompt == "-" {
         standard_input()?
     } else {
@@ -34,8 +37,6 @@ pub(super) async fn run(
         id: arguments.id.map_or_else(random_id, Ok)?,
         untrusted_content: None,
     };
-    let agent = session.named(&arguments.name);
-    let link = UserLink::open(session, &agent.namespace).await?;
     let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
     let mut live = session
         .streams_text(arguments.stream)

@@ -138,6 +138,7 @@ impl PluginHarness {
         config.auth_info = serde_json::from_value(json!({"token": TOKEN})).unwrap();
         PluginSession {
             client: self.client.clone(),
+            impersonated_user: None,
             address: ServerAddress::new(&config, Some("test".into())),
             namespace: "team-a".into(),
             all_namespaces: false,

@@ -72,7 +72,7 @@ impl Controller {
         }
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.requests
             .lock()
             .unwrap()
