@@ -29,7 +29,7 @@ pub struct PluginArgs {
 #[derive(Args, Debug, Clone, Default)]
 pub struct ConnectionArgs {
     /// Namespace. Defaults to that of the context.
-    #[arg(short, long, global = true, value_name = "NAME")]
+    #[arg(short, long, global = true, value_name = "NAME", value_parser = object_name)]
     pub(super) namespace: Option<String>,
     /// All namespaces, for commands that list objects.
     #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
@@ -51,11 +51,11 @@ pub struct ConnectionArgs {
     #[arg(short, long, global = true, value_name = "FORMAT")]
     pub(super) output: Option<OutputFormat>,
     /// Namespace of the controller.
-    #[arg(long, global = true, value_name = "NAME", default_value = "agentloop-system")]
+    #[arg(long, global = true, value_name = "NAME", default_value = "agentloop-system", value_parser = object_name)]
     pub(super) controller_namespace: String,
     /// ServiceAccount in the Agent's namespace whose token is requested for the controller. Needed with a kubeconfig
     /// that has a client certificate instead of a token.
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", value_parser = object_name)]
     pub(super) service_account: Option<String>,
     /// URL of the controller's link, such as `https://agentloop-link.agentloop-system.svc:8443`. Defaults to a
     /// port-forward through the API server.
@@ -70,7 +70,7 @@ pub struct ImpersonationArgs {
     /// `impersonate`.
     #[arg(id = "as", long = "as", global = true, value_name = "USER")]
     pub(super) user: Option<String>,
-    /// Group to impersonate, together with a user. May be repeated.
+    /// Group to impersonate, together with a user. May be repeated, on one side of the name of the command.
     #[arg(id = "as-group", long = "as-group", global = true, value_name = "GROUP")]
     pub(super) groups: Vec<String>,
     /// UID to impersonate, together with a user.
@@ -146,6 +146,20 @@ impl PluginCommand {
         }
         matches!(self, Self::Approvals | Self::Cost(_) | Self::Budget(BudgetCommand::Top))
     }
+
+    /// Whether it can print this format.
+    #[must_use]
+    pub fn prints(&self, format: OutputFormat) -> bool {
+        match self {
+            Self::Status(_) | Self::Explain(_) | Self::Approvals | Self::Cost(_) | Self::Budget(BudgetCommand::Top) => {
+                true
+            }
+            Self::History(_) | Self::Run(_) | Self::Simulate(_) | Self::Check(_) => true,
+            // Always JSON lines.
+            Self::Events(_) => format != OutputFormat::Yaml,
+            _ => format == OutputFormat::Wide,
+        }
+    }
 }
 
 #[derive(Args, Debug)]
@@ -158,7 +172,7 @@ pub struct CheckArgs {
 #[derive(Args, Debug)]
 pub struct StatusArgs {
     /// Names of Agents. Defaults to all.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// Label selector, such as team=a.
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "names")]
@@ -168,21 +182,21 @@ pub struct StatusArgs {
 #[derive(Args, Debug)]
 pub struct OneAgent {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
 }
 
 #[derive(Args, Debug)]
 pub struct SomeAgents {
     /// Names of the Agents.
-    #[arg(value_name = "AGENT", required = true)]
+    #[arg(value_name = "AGENT", required = true, value_parser = object_name)]
     pub(super) names: Vec<String>,
 }
 
 #[derive(Args, Debug)]
 pub struct StopArgs {
     /// Names of the Agents.
-    #[arg(value_name = "AGENT", required = true)]
+    #[arg(value_name = "AGENT", required = true, value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// Interrupt the current turns. Actions that were already sent are completed first.
     #[arg(long)]
@@ -192,7 +206,7 @@ pub struct StopArgs {
 #[derive(Args, Debug)]
 pub struct LogsArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Follow: print new events as they arrive.
     #[arg(short, long)]
@@ -205,7 +219,7 @@ pub struct LogsArgs {
 #[derive(Args, Debug)]
 pub struct EventsArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Follow: print new events as they arrive.
     #[arg(short, long)]
@@ -222,7 +236,7 @@ pub struct EventsArgs {
 #[derive(Args, Debug)]
 pub struct HistoryArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Number of turns, counted from the newest.
     #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -232,7 +246,7 @@ pub struct HistoryArgs {
 #[derive(Args, Debug)]
 pub struct AnswerArgs {
     /// Name of the Agent, or with --budget of the AgentBudget.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = object_name)]
     pub(super) name: String,
     /// Id of the gate. May be omitted if exactly one is open.
     #[arg(value_name = "GATE", conflicts_with = "all")]
@@ -248,7 +262,7 @@ pub struct AnswerArgs {
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// The task, or `-` for standard input.
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -268,13 +282,12 @@ pub struct RunArgs {
 #[derive(Args, Debug)]
 pub struct ChatArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
     /// Show the text of the answer while the model writes it; `--stream=false` turns that off. Defaults to true on a terminal.
-    /// Without effect if the output is JSON or YAML.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) stream: Option<bool>,
 }
@@ -313,7 +326,7 @@ pub enum BudgetCommand {
 #[derive(Args, Debug)]
 pub struct TopUpArgs {
     /// Name of the AgentBudget.
-    #[arg(value_name = "BUDGET")]
+    #[arg(value_name = "BUDGET", value_parser = object_name)]
     pub(super) name: String,
     #[command(flatten)]
     pub(super) amount: TopUpAmount,
@@ -350,7 +363,7 @@ pub struct TopUpAmount {
 #[command(group(ArgGroup::new("source").args(["names", "files"]).required(true).multiple(true)))]
 pub struct SimulateArgs {
     /// Names of Agents that run; several share a budget. Their journals are copied out of their pods.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// History of an Agent as JSON lines, as written by `agentloop history`. May be repeated, for Agents that share a
     /// budget. Needs no cluster.
@@ -383,6 +396,21 @@ pub struct CompletionArgs {
     /// Shell.
     #[arg(value_name = "SHELL")]
     pub(super) shell: Shell,
+}
+
+/// A name as the API server accepts it for an object. Anything else would be part of the path of a request, such as a
+/// subresource.
+fn object_name(text: &str) -> Result<String, String> {
+    let has_ends =
+        text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.ends_with(|c: char| c.is_ascii_alphanumeric());
+    let fits = text.len() <= 253
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b".-".contains(&b));
+    if has_ends && fits {
+        return Ok(text.to_owned());
+    }
+    Err("a name has lower-case letters, digits, '-' and '.', and no kind before it: helper, not agents/helper".into())
 }
 
 /// An id as the controller accepts it.
@@ -480,6 +508,31 @@ mod tests {
             assert_eq!(asked.groups, ["a,b", "c"], "{line}");
             assert_eq!(asked.uid.as_deref(), Some("7"), "{line}");
         }
+    }
+
+    #[test]
+    fn a_name_is_no_path() {
+        for line in [
+            "status NAME",
+            "pause helper NAME",
+            "stop NAME",
+            "logs NAME",
+            "run NAME -p x",
+            "approve NAME",
+            "budget top-up NAME --calls 1",
+            "simulate NAME",
+            "status -n NAME",
+            "status --controller-namespace NAME",
+            "logs helper --service-account NAME",
+        ] {
+            for name in ["helper", "a.b-c2"] {
+                assert!(parsed(&line.replace("NAME", name)).is_ok(), "{line}: {name}");
+            }
+            for name in ["agents/helper", "helper/status", "..", "a?b", "A", "-a", "a-", ""] {
+                assert!(parsed(&line.replace("NAME", name)).is_err(), "{line}: {name}");
+            }
+        }
+        assert!(object_name(&"a".repeat(253)).is_ok() && object_name(&"a".repeat(254)).is_err());
     }
 
     #[test]

@@ -2,11 +2,29 @@
 //!
 //! The rules are those of kubectl: each flag is in the place of its field of the kubeconfig, and an empty user is none.
 
+use std::ffi::OsString;
+
 use axum::http::{HeaderName, HeaderValue};
 use kube::Config;
 
 use super::arguments::ImpersonationArgs;
 use super::failure::PluginError;
+
+impl ImpersonationArgs {
+    /// The parser keeps only the groups after the name of the command if there are some before it too. `words`: what was parsed.
+    pub fn refuse_lost_groups(&self, words: impl Iterator<Item = OsString>) -> Result<(), PluginError> {
+        let is_group = |word: &OsString| {
+            let word = word.to_string_lossy();
+            word == "--as-group" || word.starts_with("--as-group=")
+        };
+        if words.filter(is_group).count() > self.groups.len() {
+            return Err(PluginError::Usage(
+                "--as-group is given before and after the name of the command: put all of them on one side".into(),
+            ));
+        }
+        Ok(())
+    }
+}
 
 /// Adds the headers of the impersonation to each request that is made with this configuration. Returns the user that is
 /// impersonated.
@@ -47,9 +65,11 @@ pub fn apply(flags: &ImpersonationArgs, config: &mut Config) -> Result<Option<St
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::plugin::PluginCli;
     use crate::plugin::failure::ExitStatus;
 
     /// The headers, by name, as kubectl 1.32 sends them with the same flags and kubeconfig.
@@ -57,7 +77,9 @@ mod tests {
         let mut config = Config::new(axum::http::Uri::from_static("https://example.com"));
         config.auth_info = serde_json::from_value(user.clone()).unwrap();
         let flag = |name: &str| {
-            let values = flags.iter().filter_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
+            let values = flags
+                .iter()
+                .filter_map(|flag| flag.strip_prefix(name)?.strip_prefix('='));
             values.map(str::to_owned).collect::<Vec<_>>()
         };
         let flags = ImpersonationArgs {
@@ -99,14 +121,35 @@ mod tests {
             (kate.clone(), &["as="], vec![(user, "kate"), (group, "kg")]),
             (kate.clone(), &["as=bob"], vec![(user, "bob"), (group, "kg")]),
             (kate.clone(), &["as-group=g"], vec![(user, "kate"), (group, "g")]),
-            (
-                kate,
-                &["as-uid=3"],
-                vec![(user, "kate"), (group, "kg"), (uid, "3")],
-            ),
+            (kate, &["as-uid=3"], vec![(user, "kate"), (group, "kg"), (uid, "3")]),
         ] {
             let expected: Vec<String> = expected.iter().map(|(name, value)| format!("{name}{value}")).collect();
             assert_eq!(applied(&kubeconfig, flags).unwrap(), expected, "{kubeconfig} {flags:?}");
+        }
+    }
+
+    #[test]
+    fn groups_on_both_sides_of_the_command_are_refused() {
+        for (line, is_refused) in [
+            ("--as bob --as-group a status", false),
+            ("--as bob status --as-group a --as-group=b", false),
+            ("--as bob --as-group=a status --as-group b", true),
+        ] {
+            let words = || {
+                std::iter::once("kubectl-agentloop")
+                    .chain(line.split(' '))
+                    .map(str::to_owned)
+            };
+            let asked = PluginCli::try_parse_from(words())
+                .unwrap()
+                .arguments
+                .connection
+                .impersonation;
+            assert_eq!(
+                asked.refuse_lost_groups(words().map(OsString::from)).is_err(),
+                is_refused,
+                "{line}"
+            );
         }
     }
 

@@ -11,17 +11,23 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tower::buffer::BufferLayer;
+use tower::retry::RetryLayer;
 
-use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
+use crate::api::{Agent, AgentBudget, NamespacedName};
 
 use super::api_requests::{LimitRequests, ServerAddress};
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
-use super::failure::{PluginError, is_forbidden, is_not_found};
+use super::failure::{PluginError, is_forbidden, is_not_found, is_of_unknown_path};
 use super::impersonation;
 use super::journal_copy::JournalExport;
 use super::link::{LinkRoute, UserToken};
+use super::retries::FollowRetryAfter;
 use super::screens::printable;
+
+/// Maximum number of requests that wait for the client.
+const MAX_REQUESTS: usize = 16;
 
 /// The clock.
 pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
@@ -89,12 +95,18 @@ impl PluginSession {
         let impersonated_user = impersonation::apply(&flags.impersonation, &mut config)?;
         // The time for the connection is within that of the request.
         config.connect_timeout = None;
+        // It repeats requests that fail at once elsewhere, and hides why until the time limit.
+        config.default_retry = false;
         let address = ServerAddress::new(&config, context);
         let limit = LimitRequests::new(address.clone(), flags.request_timeout);
         let client = ClientBuilder::try_from(config.clone())
             .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
-            client: client.with_layer(&limit).build(),
+            client: client
+                .with_layer(&BufferLayer::new(MAX_REQUESTS))
+                .with_layer(&RetryLayer::new(FollowRetryAfter::default()))
+                .with_layer(&limit)
+                .build(),
             impersonated_user,
             address,
             namespace: config.default_namespace.clone(),
@@ -249,10 +261,12 @@ pub fn print_data(
 /// One object.
 pub async fn get<K>(api: &Api<K>, kind: &str, name: &NamespacedName) -> Result<K, PluginError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()>,
 {
     api.get(&name.name).await.map_err(|error| {
-        if is_not_found(&error) {
+        if is_of_unknown_path(&error) {
+            PluginError::not_installed(&K::plural(&()))
+        } else if is_not_found(&error) {
             PluginError::not_found(kind, name)
         } else {
             PluginError::cluster(format!("read {kind} {name}"), &error)
@@ -262,7 +276,7 @@ where
 
 async fn list<K>(api: &Api<K>, kinds: &str, selector: Option<&str>) -> Result<Vec<K>, PluginError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()>,
 {
     let parameters = ListParams {
         label_selector: selector.map(str::to_owned),
@@ -272,10 +286,7 @@ where
     let mut found = found
         .map_err(|error| {
             if is_not_found(&error) {
-                PluginError::Refused(format!(
-                    "the cluster does not serve {}.{GROUP}: agentloop is not installed; see kubectl agentloop check",
-                    kinds.to_lowercase()
-                ))
+                PluginError::not_installed(&K::plural(&()))
             } else {
                 PluginError::cluster(format!("list {kinds}"), &error)
             }
@@ -294,13 +305,21 @@ async fn config(flags: &ConnectionArgs) -> Result<(Config, Option<String>), Plug
     let wrong = |error: &KubeconfigError| PluginError::Kubeconfig(cluster_errors::kubeconfig(error, &file));
     match of_context(flags).await {
         Ok((config, context)) => Ok((config, Some(context))),
-        // In a pod there is no kubeconfig.
-        Err(error) if flags.kubeconfig.is_none() && flags.context.is_none() => {
+        // In a pod there is no kubeconfig. One that is there and wrong must not make the command that of another user.
+        Err(error) if flags.kubeconfig.is_none() && flags.context.is_none() && is_missing(&error) => {
             let config = Config::incluster().map_err(|_| wrong(&error))?;
             Ok((config, None))
         }
         Err(error) => Err(wrong(&error)),
     }
+}
+
+/// Whether there is no kubeconfig, or one that names nothing.
+fn is_missing(error: &KubeconfigError) -> bool {
+    matches!(
+        error,
+        KubeconfigError::FindPath | KubeconfigError::ReadConfig(..) | KubeconfigError::CurrentContextNotSet
+    )
 }
 
 /// The configuration of a context, and its name.
@@ -376,6 +395,17 @@ mod tests {
         assert!(merged(&list(&[&missing])).is_none());
         let invalid = file("invalid", "contexts: 1");
         assert!(merged(&list(&[&missing, &first, &invalid])).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_kubeconfig_that_is_wrong_is_not_a_missing_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        assert!(is_missing(&Kubeconfig::read_from(&path).unwrap_err()));
+        std::fs::write(&path, "contexts: 1").unwrap();
+        assert!(!is_missing(&Kubeconfig::read_from(&path).unwrap_err()));
+        assert!(is_missing(&KubeconfigError::CurrentContextNotSet));
+        assert!(!is_missing(&KubeconfigError::LoadContext("gone".into())));
     }
 
     #[test]

@@ -203,13 +203,22 @@ async fn an_impersonated_user_opens_the_port_forward_and_requests_the_token_of_t
     let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
     let (address, serving) = controller(&authority, REQUESTED_TOKEN);
     let api = Api::start(&authority.certificate, Some(address)).await;
-    let program = Program::with_server(FakeController::start(Vec::new()).await, api.address, &json!({"token": TOKEN}));
+    let program = Program::with_server(
+        FakeController::start(Vec::new()).await,
+        api.address,
+        &json!({"token": TOKEN}),
+    );
     let arguments = "events helper --as bob --service-account loop-user";
     let arguments: Vec<&str> = arguments.split(' ').collect();
     let done = program.run("kubectl-agentloop", &arguments, "").await;
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     let heads = api.heads.lock().unwrap().clone();
-    for path in ["/configmaps/", "/pods?", "/portforward?", "/serviceaccounts/loop-user/token"] {
+    for path in [
+        "/configmaps/",
+        "/pods?",
+        "/portforward?",
+        "/serviceaccounts/loop-user/token",
+    ] {
         let found = heads.iter().find(|head| head.contains(path)).expect(path);
         assert!(found.contains("\r\nimpersonate-user: bob\r\n"), "{found}");
         assert!(found.contains(&format!("bearer {TOKEN}")), "{found}");

@@ -274,7 +274,7 @@ async fn dry_run(request: Request<kube::client::Body>, refusal: Option<String>) 
     Response::builder().status(code).body(answer.into()).unwrap()
 }
 
-fn version() -> Value {
+pub fn version() -> Value {
     json!({"major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
         "goVersion": "", "compiler": "", "platform": ""})
 }

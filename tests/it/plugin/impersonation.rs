@@ -46,13 +46,16 @@ impl Observed {
             let path = request.uri().path().to_owned();
             seen.lock().unwrap().push((path.clone(), found.clone()));
             async move {
-                if !path.ends_with("/selfsubjectreviews") {
-                    return next.run(request).await;
-                }
                 let user = found.iter().find_map(|line| line.strip_prefix("impersonate-user: "));
-                let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {},
-                    "status": {"userInfo": {"username": user.unwrap_or("ann")}}});
-                Response::new(Body::from(review.to_string()))
+                let answer = match path.rsplit('/').next() {
+                    Some("selfsubjectreviews") => {
+                        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+                        "metadata": {}, "status": {"userInfo": {"username": user.unwrap_or("ann")}}})
+                    }
+                    Some("version") => harness::version(),
+                    _ => return next.run(request).await,
+                };
+                Response::new(Body::from(answer.to_string()))
             }
         });
         let router: Router = fake.harness.server.router().layer(note);
@@ -97,7 +100,6 @@ async fn each_request_to_the_api_server_has_the_user_and_the_groups_of_the_flags
         "budget top-up team --tokens 5",
         "check",
         "report --dry-run",
-        "simulate helper --set limits.calls=1",
     ] {
         let done = observed.run(&format!("{line} {flags}")).await;
         let requests = observed.take_requests();

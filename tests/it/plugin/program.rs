@@ -190,7 +190,10 @@ async fn an_interrupted_run_explains_how_to_wait_for_the_task() {
     assert!(signalled.success());
     let mut rest = String::new();
     err.read_to_string(&mut rest).await.unwrap();
-    assert!(rest.contains("kubectl agentloop run helper --id once"), "{rest}");
+    assert!(
+        rest.contains("kubectl agentloop run -n team-a helper --id once"),
+        "{rest}"
+    );
     assert_eq!(child.wait().await.unwrap().code(), Some(3));
 }
 
