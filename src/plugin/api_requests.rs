@@ -14,7 +14,7 @@ use kube::Config;
 use tower::{BoxError, Layer, Service};
 
 use super::cluster_errors;
-use super::retries::LastStatus;
+use super::retries::PostponedStatus;
 
 /// Parameters of requests whose responses last as long as the client reads them.
 const STREAM_PARAMETERS: [&str; 2] = ["watch=", "follow="];
@@ -157,7 +157,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<In>) -> Self::Future {
-        let last = LastStatus::default();
+        let last = PostponedStatus::default();
         request.extensions_mut().insert(last.clone());
         let is_stream = is_stream(request.uri());
         let answer = self.inner.call(request);

@@ -15,9 +15,9 @@ use tower::retry::Policy;
 
 /// The status with which a request was put off last; 0: it was not.
 #[derive(Clone, Default)]
-pub struct LastStatus(Arc<AtomicU16>);
+pub struct PostponedStatus(Arc<AtomicU16>);
 
-impl LastStatus {
+impl PostponedStatus {
     /// The status; `None`: the request was not put off.
     #[must_use]
     pub fn get(&self) -> Option<u16> {
@@ -25,7 +25,7 @@ impl LastStatus {
     }
 }
 
-/// Repeats requests that are put off, and notes this in their [`LastStatus`].
+/// Repeats requests that are put off, and notes this in their [`PostponedStatus`].
 #[derive(Clone)]
 pub struct FollowRetryAfter(RetryPolicy);
 
@@ -47,7 +47,7 @@ impl<Out> Policy<Request<Body>, Response<Out>, BoxError> for FollowRetryAfter {
         if !response.headers().contains_key(RETRY_AFTER) {
             return None;
         }
-        if let Some(last) = request.extensions().get::<LastStatus>() {
+        if let Some(last) = request.extensions().get::<PostponedStatus>() {
             last.0.store(response.status().as_u16(), Ordering::Relaxed);
         }
         self.0.retry(request, result)
