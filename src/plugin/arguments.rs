@@ -150,15 +150,21 @@ impl PluginCommand {
     /// Whether it can print this format.
     #[must_use]
     pub fn prints(&self, format: OutputFormat) -> bool {
-        match self {
-            Self::Status(_) | Self::Explain(_) | Self::Approvals | Self::Cost(_) | Self::Budget(BudgetCommand::Top) => {
-                true
-            }
-            Self::History(_) | Self::Run(_) | Self::Simulate(_) | Self::Check(_) => true,
-            // Always JSON lines.
-            Self::Events(_) => format != OutputFormat::Yaml,
-            _ => format == OutputFormat::Wide,
-        }
+        let is_printed = matches!(
+            self,
+            Self::Status(_)
+                | Self::Explain(_)
+                | Self::Approvals
+                | Self::Cost(_)
+                | Self::Budget(BudgetCommand::Top)
+                | Self::History(_)
+                | Self::Run(_)
+                | Self::Simulate(_)
+                | Self::Check(_)
+        );
+        // Events are always JSON lines.
+        let is_lines = matches!(self, Self::Events(_)) && format != OutputFormat::Yaml;
+        is_printed || is_lines || format == OutputFormat::Wide
     }
 }
 

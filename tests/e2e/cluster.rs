@@ -193,7 +193,7 @@ fn is_settled(pod: &Value) -> bool {
 
 /// The leader's metrics page, as Prometheus would read it, once it shows all Agents.
 pub fn metrics(system: &Kubectl) -> String {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         let page = metrics_page(system);
         if series(&page, "agentloop_controller_caches_filled", &[]) == Some(1.0) {

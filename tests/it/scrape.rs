@@ -199,12 +199,12 @@ fn full() -> Value {
     usage["byTool"] = (0..2 * MAX_TOOLS).map(tool).collect();
     usage["guardrailTrips"] = GuardrailTrip::all().map(GuardrailTrip::labels).map(trip).collect();
     let conditions: Vec<Value> = ConditionType::iter()
-        .map(|kind| match kind {
-            ConditionType::LoopDetected => json!({
-                "type": "LoopDetected", "status": "True", "reason": "Cycle", "message": "",
-                "lastTransitionTime": "2026-01-02T03:04:05Z",
-            }),
-            other => condition(other.as_ref()),
+        .map(|kind| {
+            let mut shown = condition(kind.as_ref());
+            if kind == ConditionType::LoopDetected {
+                shown["reason"] = "Cycle".into();
+            }
+            shown
         })
         .collect();
     let reasons: Vec<&str> = PauseReason::iter().map(Into::into).collect();

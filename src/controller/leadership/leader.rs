@@ -254,7 +254,7 @@ impl Leader {
             return None;
         }
         let (published, receiver) = watch::channel(String::new());
-        let publisher = MetricsCaPublisher {
+        let part = MetricsCaPublisher {
             client: self.client.clone(),
             namespace: self.options.settings.controller_namespace.clone(),
             bundle: bundle.clone(),
@@ -262,7 +262,7 @@ impl Leader {
         };
         let ends = stop.clone();
         parts.spawn(async move {
-            publisher.run(ends).await;
+            part.run(ends).await;
             ControllerError::PartEnded("the publisher of the CA of /metrics")
         });
         Some(receiver)

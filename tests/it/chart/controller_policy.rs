@@ -204,20 +204,12 @@ fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
         controller_policy.creates(&controller_policy.ours("ConfigMap", "other")),
         "cannot create resource",
     );
-    assert_eq!(
-        controller_policy.applies(&object(
-            "ConfigMap",
-            "agentloop-metrics-ca",
-            HOME,
-            "agentloop-controller"
-        )),
-        "",
-        "what readers of metrics trust"
-    );
-    refused(
-        controller_policy.applies(&controller_policy.ours("ConfigMap", "agentloop-metrics-ca")),
-        "cannot patch resource",
-    );
+    // What readers of metrics trust, in the namespace of the release alone.
+    let authorities = ("ConfigMap", "agentloop-metrics-ca");
+    let own = object(authorities.0, authorities.1, HOME, "agentloop-controller");
+    assert_eq!(controller_policy.applies(&own), "");
+    let foreign = controller_policy.ours(authorities.0, authorities.1);
+    refused(controller_policy.applies(&foreign), "cannot patch resource");
     assert_eq!(
         controller_policy.creates(&object("Secret", "agentloop-link-ca", HOME, "x")),
         ""

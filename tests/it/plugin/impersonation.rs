@@ -30,10 +30,13 @@ fn impersonated(headers: &HeaderMap) -> Vec<String> {
     found
 }
 
+/// Method and path of a request with its headers that impersonate.
+type NotedRequests = Arc<Mutex<Vec<(String, Vec<String>)>>>;
+
 /// The program with an API server that notes the impersonation of each request, and knows a user by it.
 struct Observed {
     program: Program,
-    requests: Arc<Mutex<Vec<(String, Vec<String>)>>>,
+    requests: NotedRequests,
 }
 
 impl Observed {
