@@ -193,7 +193,7 @@ fn pages_of_the_controller(system: &Kubectl) -> Vec<(String, String)> {
 
 fn no_canary(pages: &[(String, String)], canaries: &[&str]) {
     for (place, page) in pages {
-        assert!(page.len() > 100, "{place} has something to look at: {page}");
+        assert!(page.len() > 40, "{place} has something to look at: {page}");
         for canary in canaries {
             let line = page.lines().find(|line| line.contains(canary));
             assert!(line.is_none(), "{canary} shows in {place}: {line:?}");

@@ -320,6 +320,7 @@ fn servers_of_others_run_as_containers_over_standard_input_and_over_http() {
     inside(&agent, "mcp-std", "killall -9 node");
     // The command ends with the container that it ends.
     try_inside(&agent, "mcp-web", "kill -INT 1");
+    agent.until_restarted("mcp-web", 1, 120);
     wake(&agent, "again");
     asleep(&agent, 2);
     let mut seen = outcomes(&namespace.kubectl, &agent.name);
