@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
+use super::amount::is_zero;
 use super::first_elements::first_elements;
 use super::pause::PauseReason;
 use super::status::LoopOutcome;
@@ -152,11 +153,6 @@ impl LoopCounts {
         merge_tools(&mut self.by_tool, by_tool);
         merge_trips(&mut self.guardrail_trips, guardrail_trips);
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
-const fn is_zero(count: &i64) -> bool {
-    *count == 0
 }
 
 /// How many tasks ended with each outcome.

@@ -40,7 +40,7 @@ pub struct ConnectionArgs {
     /// Kubeconfig. Defaults to $KUBECONFIG, then ~/.kube/config, then the service account of the pod.
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
-    /// As whom requests to the API server are made.
+    /// The user in whose name requests to the API server are made.
     #[command(flatten)]
     pub(super) impersonation: ImpersonationArgs,
     /// Longest time to wait for a response of the API server, such as 1s, 2m or 3h; a number without a unit is of

@@ -1,4 +1,4 @@
-//! As whom requests to the API server are made: the user of the kubeconfig, or one that this user impersonates.
+//! The user in whose name requests to the API server are made: that of the kubeconfig, or one that this user impersonates.
 //!
 //! The rules are those of kubectl: each flag is in the place of its field of the kubeconfig, and an empty user is none.
 

@@ -179,14 +179,12 @@ impl<'a> ShortLeaseGuard<'a> {
 
 impl Drop for ShortLeaseGuard<'_> {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            return cluster::install(self.0, &[]);
-        }
-        // A second panic would end all other tests too.
-        let _ = std::panic::catch_unwind(|| cluster::install(self.0, &[]));
+        cluster::restore(|| cluster::install(self.0, &[]));
         let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
-        dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
-        dump(&["-n", SYSTEM, "get", "pods"]);
+        if std::thread::panicking() {
+            dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
+            dump(&["-n", SYSTEM, "get", "pods"]);
+        }
     }
 }
 

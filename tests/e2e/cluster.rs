@@ -21,8 +21,6 @@ pub const RELEASE: &str = "agentloop";
 pub const AGENTS: &str = "agents.agentloop.dev";
 /// The labels of all replicas.
 pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/component=controller";
-/// The Lease of the replica that leads.
-const LEASE: &str = "agentloop-controller";
 /// The label of the replica that leads.
 pub const LEADER: &str = "agentloop.dev/leader=true";
 
@@ -124,15 +122,29 @@ pub fn image() -> String {
     std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into())
 }
 
+/// The identity of the replica that leads, which is the name of its pod, if a Lease says so.
+pub fn lease_holder(kubectl: &Kubectl) -> Option<String> {
+    let lease = kubectl.get("lease", "agentloop-controller")?;
+    lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+}
+
+/// Installs in `drop`. While a test panics, a failure is not a second panic, which would end all other tests too.
+pub fn restore(install: impl FnOnce()) {
+    if std::thread::panicking() {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(install));
+    } else {
+        install();
+    }
+}
+
 /// The replica that leads, once it runs: the one that holds the Lease and has the label. The label alone stays on a replica that
 /// was killed until its process runs again.
 pub fn leader(system: &Kubectl) -> Value {
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
-        let lease = system.get("lease", LEASE);
-        let holder = lease.map(|lease| lease["spec"]["holderIdentity"].clone());
+        let holder = lease_holder(system);
         let mut labelled = system.list("pods", LEADER);
-        let leads = |pod: &Value| Some(&pod["metadata"]["name"]) == holder.as_ref();
+        let leads = |pod: &Value| holder.is_some() && pod["metadata"]["name"].as_str() == holder.as_deref();
         let runs =
             |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null() && node::find(pod, "controller").is_some();
         if let Some(found) = labelled.iter().position(|pod| leads(pod) && runs(pod)) {

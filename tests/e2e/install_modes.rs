@@ -57,16 +57,11 @@ impl<'a> SingleNamespaceInstall<'a> {
 
 impl Drop for SingleNamespaceInstall<'_> {
     fn drop(&mut self) {
-        let restore = || {
+        cluster::restore(|| {
             cluster::install(self.0, &["--set", AT_ONCE]);
             // Replaces no pod.
             cluster::install(self.0, &[]);
-        };
-        if !std::thread::panicking() {
-            return restore();
-        }
-        // A second panic would end all other tests too.
-        let _ = std::panic::catch_unwind(restore);
+        });
     }
 }
 
@@ -81,14 +76,6 @@ fn may(kubectl: &Kubectl, words: &[&str]) -> bool {
         no if no.starts_with("no") => false,
         _ => panic!("kubectl {}: {}", args.join(" "), said.stderr),
     }
-}
-
-/// The identity of the replica that leads in a namespace.
-fn holder(kubectl: &Kubectl) -> String {
-    let lease = kubectl
-        .get("lease", "agentloop-controller")
-        .expect("a release has a Lease");
-    lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Kind and namespace of each object of a release.
@@ -188,14 +175,18 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
     assert_eq!(reason, Some(&json!("Pending")), "no release serves it");
     assert!(other.kubectl.list("pods", "").is_empty());
     let pods = kubectl.list("pods", cluster::REPLICAS);
-    let leader = holder(kubectl);
+    let leader = cluster::lease_holder(kubectl).expect("a release has a leader");
     assert!(
         pods.iter()
             .any(|pod| leader.contains(pod["metadata"]["name"].as_str().unwrap())),
         "{leader} leads in {}",
         kubectl.namespace()
     );
-    assert_ne!(leader, holder(system), "each release has a leader of its own");
+    assert_ne!(
+        Some(&leader),
+        cluster::lease_holder(system).as_ref(),
+        "each release has a leader of its own"
+    );
     let events = kubectl.ok(&["get", "events", "--field-selector=type=Warning", "-o", "json"]);
     assert!(
         !events.contains("PodSecurity") && !events.contains("FailedCreate"),

@@ -23,7 +23,7 @@ pub(super) const SUSPEND_GRACE_PERIOD: Duration = Duration::from_secs(3);
 /// How long a running pod that this leader has not heard yet may take to attach before it is deleted for a suspend. A
 /// gateway without a link tries again every five seconds at most, and a new leader becomes reachable within seconds. A pod
 /// that is deleted earlier cannot report its last calls.
-pub(super) const ATTACH_PERIOD: SignedDuration = SignedDuration::from_secs(15);
+const ATTACH_PERIOD: SignedDuration = SignedDuration::from_secs(15);
 /// How long after its grace period a terminating pod is overdue, so that its node is checked.
 const OVERDUE: Duration = Duration::from_secs(30);
 

@@ -1,7 +1,7 @@
 //! The certificate with which every replica serves /metrics if readers must present a token, and what they trust.
 //!
 //! It is signed by the authorities of the link. Only the leader creates and rotates those; a replica reads them. The leader
-//! publishes their certificates, without the keys, in a ConfigMap of its own namespace.
+//! publishes their certificates, without the keys, in a ConfigMap of the namespace of the release.
 
 use std::convert::Infallible;
 use std::time::Duration;
