@@ -21,7 +21,7 @@ use mutation::Mutation;
 use simulation::Outcome;
 
 /// Schedules of one run, and the number within which each broken rule must be detected.
-const SCHEDULES: u64 = 100_000;
+const SCHEDULES: u64 = 25_000;
 const UNNOTICED: u64 = 10_000;
 
 fn number(name: &str) -> Option<u64> {

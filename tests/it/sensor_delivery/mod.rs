@@ -18,7 +18,7 @@ mod simulation;
 use simulation::SensorSimulation;
 
 /// Schedules of one run.
-const SCHEDULES: u64 = 500;
+const SCHEDULES: u64 = 150;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
