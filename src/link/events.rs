@@ -86,6 +86,18 @@ pub struct EventLine {
     /// The outcome of the tool run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// In `model:call_answered`: name of the model that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// In `model:call_answered`: all input tokens, those that were read from or written to a cache included. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<i64>,
+    /// In `model:call_answered`: output tokens, including reasoning. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<i64>,
+    /// In `model:call_answered`: cost in millionths of a US dollar. Absent: not known.
+    #[serde(rename = "costMicroUSD", skip_serializing_if = "Option::is_none")]
+    pub cost: Option<i64>,
     /// A short text about it, from the journal.
     pub note: String,
     /// Id of the turn's trace, if traces are exported.

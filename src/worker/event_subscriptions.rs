@@ -199,7 +199,12 @@ fn json_bytes(text: &str) -> usize {
 
 /// The size of a line's texts as JSON, in bytes.
 fn size(line: &EventLine) -> usize {
-    let texts = line.messages.iter().chain(&line.tool).chain([&line.note]);
+    let texts = line
+        .messages
+        .iter()
+        .chain(&line.tool)
+        .chain(&line.model)
+        .chain([&line.note]);
     texts.map(|text| json_bytes(text)).sum()
 }
 

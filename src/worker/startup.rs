@@ -216,6 +216,7 @@ impl WorkerProcess {
                     None => Engine::new(settings),
                 };
                 engine.restore_tasks(restored.tasks);
+                journal.set_models(&spec.model, spec.light_model.as_ref());
                 journal.set_response_receiver(spec.response_endpoint().is_some())?;
                 for (field, value, at) in sensors.values() {
                     engine.restore_field(field, value.clone(), at);
