@@ -36,6 +36,8 @@ case $image in
   *@*) sed -i -e "s|^  repository: .*|  repository: ${image%@*}|" -e "s|^  digest: .*|  digest: ${image#*@}|" "$out/agentloop/values.yaml" ;;
   *) sed -i -e "s|^  repository: .*|  repository: ${image%:*}|" -e "s|^  tag: .*|  tag: \"${image##*:}\"|" "$out/agentloop/values.yaml" ;;
 esac
+# The runbooks of this version, so that the links in alerts can be opened.
+sed -i "s|^    runbookBaseURL: .*|    runbookBaseURL: $homepage/blob/v$version/docs/runbooks|" "$out/agentloop/values.yaml"
 # shellcheck disable=SC2016
 sed -i 's| No image is published yet: build it with `make image`.||' "$out/agentloop/values.yaml"
 python3 hack/chart-readme.py "$out/agentloop" | sed "s|](../../|]($homepage/blob/v$version/|g" >"$out/README.md"

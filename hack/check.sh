@@ -16,6 +16,7 @@ cargo clippy --locked --all-targets --quiet -- -D warnings
 say "Links in comments"
 RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::invalid_html_tags" cargo doc --locked --quiet --no-deps --document-private-items --lib
 say "Tests without a cluster"
+cargo fetch --locked   # a test reads the metadata of all platforms offline
 cargo test --locked --quiet --lib --bins
 # INSTA_UPDATE=no: a changed snapshot fails instead of being written.
 # A few schedules of the simulations; `make test` runs more.

@@ -22,11 +22,19 @@ render() { helm template agentloop "$chart" --namespace agentloop-system "$@"; }
 render >"$out/default.yaml"
 render --set rbac.clusterScoped=false,crds.enabled=false,watchNamespaces='{team-a}' >"$out/namespaced.yaml"
 render --values hack/lint-values.yaml >"$out/everything.yaml"
-swagger=$(cd hack/devcluster/tools/k8s && go mod download k8s.io/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json
-/usr/bin/python3 hack/kube-schemas.py "$swagger" "$out/schemas" crds hack/foreign-crds
-# Kinds of the Prometheus operator have no schema here; hack/foreign-crds has that of the grafana-operator.
+# A release has one of both monitors.
+render --values hack/lint-values.yaml --set metrics.podMonitor.enabled=false,metrics.serviceMonitor.enabled=true \
+  --set metrics.serviceMonitor.bearerTokenSecret.name=reader --show-only templates/servicemonitor.yaml >"$out/servicemonitor.yaml"
+# module FOLDER MODULE: the files of a Go module, in the version of hack/devcluster/tools/FOLDER/go.mod
+module() { (cd "hack/devcluster/tools/$1" && go mod download "$2" && go list -m -f '{{.Dir}}' "$2"); }
+swagger=$(module k8s k8s.io/kubernetes)/api/openapi-spec/swagger.json
+monitoring=$(module prometheus-operator github.com/prometheus-operator/prometheus-operator)/example/prometheus-operator-crd
+mkdir "$out/monitoring"
+cp "$monitoring"/monitoring.coreos.com_{servicemonitors,podmonitors,prometheusrules}.yaml "$out/monitoring"
+# hack/foreign-crds has what the chart uses of the grafana-operator.
+/usr/bin/python3 hack/kube-schemas.py "$swagger" "$out/schemas" crds hack/foreign-crds "$out/monitoring"
 conform() {
-  kubeconform -strict -summary -skip ServiceMonitor,PodMonitor,PrometheusRule,Kustomization \
+  kubeconform -strict -summary -skip Kustomization \
     -schema-location "$out/schemas/{{ .ResourceKind }}{{ .KindSuffix }}.json" "$@"
 }
 conform "$out"/*.yaml deploy/*.yaml examples/*.yaml

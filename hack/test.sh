@@ -50,6 +50,7 @@ run_tests() {
 build() {
   setsid "$devcluster/tools.sh" plane helm kstatus otelcol ${node:+node} >"$logs/tools.log" 2>&1 &
   tools_pid=$!
+  cargo fetch --locked   # a test reads the metadata of all platforms offline
   cargo test --locked --no-run
   [ -z "$node" ] || "$ROOT/hack/image.sh"
   [ -z "$previous" ] || "$ROOT/hack/previous.sh" ${from:+"$from"}
@@ -141,4 +142,8 @@ figures=$(grep -h '^FIGURE ' "$logs"/*.log | sort -u) && say "Figures" && sed 's
 skipped=$(grep -h '^SKIPPED' "$logs"/*.log | sort -u) && say "Skipped, which is a failure" && echo "$skipped" && failed=1
 say "Results"
 grep -h '^test result:\|^    [a-z_:0-9]*$\|could not compile' "$logs"/*.log | grep -v '^    $' || true
-[ $failed = 0 ] || die "tests failed; whole logs in $logs"
+[ $failed = 0 ] && exit
+# Last, since whoever keeps only the end of the output needs it most. Each log lists its failures after `failures:`.
+say "Failures"
+awk '/^failures:$/ { after = 1 } after' "$logs"/*.log | grep -A 15 'panicked at' | cut -c 1-1000 | tail -n 100 || true
+die "tests failed; whole logs in $logs"

@@ -11,19 +11,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agentloop::api::Agent;
-use agentloop::telemetry::agent_collector::{AgentCollector, GatewayCounts, TelemetryDrops};
 use agentloop::telemetry::exposition::ExpositionFormat;
-use agentloop::telemetry::families::{ObjectVisitor, PerObject};
 use agentloop::telemetry::http::{self, HttpLimits};
 use agentloop::telemetry::metrics::Metrics;
-use agentloop::telemetry::namespace_totals::NamespaceTotals;
 use rustix::time::{ClockId, clock_gettime};
-use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 mod figures;
+mod scrape_agents;
 
 use figures::{figures, say};
 
@@ -32,8 +28,8 @@ const ROUNDS: usize = 20;
 fn main() {
     let runtime = Runtime::new().expect("a runtime");
     for count in [1000, 5000] {
-        let agents: Vec<Arc<Agent>> = (0..count).map(agent).collect();
-        let metrics = Arc::new(metrics(&agents));
+        let agents = scrape_agents::agents(count);
+        let metrics = Arc::new(scrape_agents::metrics(&agents));
         for format in [ExpositionFormat::Text, ExpositionFormat::OpenMetrics] {
             let name = format!("scrape_{count}_{format:?}").to_lowercase();
             measure(&name, || scrape(&metrics, format));
@@ -102,57 +98,6 @@ fn scrape(metrics: &Metrics, format: ExpositionFormat) -> (Duration, usize) {
         true
     });
     (start.elapsed(), bytes)
-}
-
-fn metrics(agents: &[Arc<Agent>]) -> Metrics {
-    let metrics = Metrics::new().expect("the registry has no conflicts");
-    let totals = NamespaceTotals::default();
-    for agent in agents {
-        totals.agent_seen(agent);
-    }
-    metrics.add(Arc::new(totals));
-    let agents = agents.to_vec();
-    let take = move || {
-        let snapshot = agents.clone();
-        Box::new(move |visit: &mut dyn FnMut(&Agent)| snapshot.iter().for_each(|agent| visit(agent)))
-            as ObjectVisitor<Agent>
-    };
-    let gateways = GatewayCounts {
-        refused: Box::new(|_, _| Some(1)),
-        dropped: Box::new(|_, _| TelemetryDrops::default()),
-    };
-    let sampled = Box::new(|_: &[u8]| false);
-    let collector = AgentCollector::new(Box::new(take), gateways, sampled, PerObject::Full);
-    metrics.add(Arc::new(collector));
-    metrics
-}
-
-/// A healthy Agent with one model that has used two tools.
-fn agent(number: usize) -> Arc<Agent> {
-    let mut agent: Value = serde_json::from_str(include_str!("scrape-agent.json")).expect("JSON");
-    let mut seed = u64::try_from(number).expect("small") + 1;
-    vary(&mut agent["status"]["usage"], &mut seed);
-    let mut agent: Agent = serde_json::from_value(agent).expect("an Agent");
-    agent.metadata.namespace = Some(format!("team-{}", number % 20));
-    agent.metadata.name = Some(format!("research-agent-{number}"));
-    agent.metadata.uid = Some(format!("uid-{number}"));
-    Arc::new(agent)
-}
-
-/// Gives each number other digits, as many as before: texts of Agents that are alike could be compressed too well.
-fn vary(value: &mut Value, seed: &mut u64) {
-    match value {
-        Value::Number(number) => {
-            let floor = 10_u64.pow(number.as_u64().expect("a count").ilog10());
-            *seed = seed
-                .wrapping_mul(0x5851_F42D_4C95_7F2D)
-                .wrapping_add(0x1405_7B7E_F767_814F);
-            *number = (floor + (*seed >> 33) % (9 * floor)).into();
-        }
-        Value::Array(values) => values.iter_mut().for_each(|value| vary(value, seed)),
-        Value::Object(fields) => fields.values_mut().for_each(|value| vary(value, seed)),
-        Value::Null | Value::Bool(_) | Value::String(_) => {}
-    }
 }
 
 /// Makes the highest memory the present one, and returns it.

@@ -94,7 +94,7 @@ runtime() {
   local image
   runtime_config
   start containerd containerd -c "$RUN/containerd.toml"
-  wait_for 30 containerd ctr -a "$RUN/containerd.sock" version
+  wait_for 120 containerd ctr -a "$RUN/containerd.sock" version
   for image in pause coredns; do
     ctr -a "$RUN/containerd.sock" -n k8s.io images list -q | grep -qx "localhost/$image:1" && continue
     mkdir -p "$RUN/rootfs/$image"

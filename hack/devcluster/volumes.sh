@@ -40,11 +40,11 @@ reclaim() {
       -o custom-columns=NAME:.metadata.name,PHASE:.status.phase 2>/dev/null |
       while read -r name phase; do
         [[ $phase == Released && $name == volume-* ]] || continue
-        find "$RUN/volumes/$name" -mindepth 1 -delete
+        find "$RUN/volumes/$name" -mindepth 1 -delete || true
         chown root:root "$RUN/volumes/$name" && chmod 755 "$RUN/volumes/$name"   # without the last owner's group
         kube patch persistentvolume "$name" --type json -p '[{"op": "remove", "path": "/spec/claimRef"}]' || true
-      done
-    sleep 1   # the API server ends watches now and then
+      done || true
+    sleep 1   # the API server ends watches now and then, and may be unavailable
   done
 }
 

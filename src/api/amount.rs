@@ -123,7 +123,7 @@ pub struct LimitAmounts {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-fn is_zero(value: &i64) -> bool {
+pub(crate) fn is_zero(value: &i64) -> bool {
     *value == 0
 }
 

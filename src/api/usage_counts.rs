@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
+use super::amount::is_zero;
 use super::first_elements::first_elements;
 use super::pause::PauseReason;
 use super::status::LoopOutcome;
@@ -93,6 +94,10 @@ pub struct LoopCounts {
     #[serde(alias = "turnsCompleted")]
     #[schemars(range(min = 0))]
     pub turns: i64,
+    /// Number of turns that were given up after a failure.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0))]
+    pub failed_turns: i64,
     /// Number of tool runs sent, as reported by the worker. A repetition after a restart does not count again.
     #[schemars(range(min = 0))]
     pub tool_calls: i64,
@@ -131,6 +136,7 @@ impl LoopCounts {
         // Names every field, so that one without a line below does not compile.
         let Self {
             turns,
+            failed_turns,
             tool_calls,
             actions,
             denied_tool_calls,
@@ -139,6 +145,7 @@ impl LoopCounts {
             guardrail_trips,
         } = new;
         self.turns = self.turns.max(*turns);
+        self.failed_turns = self.failed_turns.max(*failed_turns);
         self.tool_calls = self.tool_calls.max(*tool_calls);
         self.actions = self.actions.max(*actions);
         self.denied_tool_calls = self.denied_tool_calls.max(*denied_tool_calls);
@@ -355,6 +362,8 @@ mod tests {
         {
             *count = 5.into();
         }
+        // It is not written while it is 0.
+        value["failedTurns"] = 5.into();
         serde_json::from_value(value).unwrap()
     }
 

@@ -3,13 +3,17 @@
 //! Wires election, certificates, link, reconcilers and telemetry, and owns the order of startup and shutdown. If the
 //! Lease is lost, the process exits at once, because its caches may be outdated by then.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Config};
 use prometheus::IntGauge;
+use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +28,7 @@ use super::leadership::leader::Leader;
 use super::link_service::initialize_refusal_metrics;
 use super::page::PageSettings;
 use super::sensor::pod::SensorPodSettings;
+use super::tls::metrics::MetricsCertificate;
 use crate::otlp::{DropCount, ExportTask, MetricPoints, MetricSettings, TelemetryOrigin, TraceSettings};
 use crate::support::backoff::Backoff;
 use crate::support::listener;
@@ -53,6 +58,8 @@ pub struct ControllerOptions {
     pub metrics_address: SocketAddr,
     /// What a reader of /metrics must present.
     pub metrics_authentication: MetricsAuthentication,
+    /// Host names and IP addresses in the certificate of the metrics, if they are served over TLS.
+    pub metrics_hosts: Vec<String>,
     /// Which series of single objects /metrics has.
     pub per_object: PerObject,
     /// Listen address of the probes.
@@ -178,7 +185,12 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     let client = client(config.clone(), READ_TIMEOUT, &metrics)?;
     let scrapes = http::metrics(metrics.clone(), http::SCRAPE_WAIT);
     let scrapes = protect(scrapes, options.metrics_authentication, client.clone());
-    let scrapes = http::serve(listen(options.metrics_address)?, scrapes, HttpLimits::default());
+    let scrapes = serve_metrics(
+        listen(options.metrics_address)?,
+        scrapes,
+        options.clone(),
+        client.clone(),
+    );
     let served = [tokio::spawn(probes), tokio::spawn(scrapes)];
     let process = ControllerProcess {
         client,
@@ -193,6 +205,28 @@ pub async fn run(options: ControllerOptions, config: Config, stop: CancellationT
     served.iter().for_each(tokio::task::JoinHandle::abort);
     exports.end(&result).await;
     result
+}
+
+/// Serves the metrics: over TLS if readers must present a token, which is not to cross the network in clear text. Until there
+/// is a certificate, connections wait to be accepted.
+async fn serve_metrics(
+    listener: TcpListener,
+    scrapes: Router,
+    options: ControllerOptions,
+    client: Client,
+) -> Infallible {
+    let limits = HttpLimits::default();
+    if options.metrics_authentication == MetricsAuthentication::None {
+        return http::serve(listener, scrapes, limits).await;
+    }
+    let namespace = &options.settings.controller_namespace;
+    let clock = Arc::new(Timestamp::now);
+    let certificate = MetricsCertificate::obtain(client, namespace, options.metrics_hosts, clock).await;
+    let tls = certificate.tls();
+    tokio::select! {
+        never = http::serve_tls(listener, scrapes, limits, tls) => never,
+        never = certificate.maintain() => never,
+    }
 }
 
 struct ControllerProcess {
@@ -315,15 +349,14 @@ where
 }
 
 /// Binds the listener at startup, so that a port in use ends the process with a clear error.
-pub(super) fn listen(address: SocketAddr) -> Result<tokio::net::TcpListener, ControllerError> {
-    let bound = listener::bind(address).and_then(tokio::net::TcpListener::from_std);
+pub(super) fn listen(address: SocketAddr) -> Result<TcpListener, ControllerError> {
+    let bound = listener::bind(address).and_then(TcpListener::from_std);
     bound.map_err(|error| ControllerError::Listen { address, error })
 }
 
 #[cfg(test)]
 mod tests {
     use pretty_assertions::assert_eq;
-    use tokio::net::TcpListener;
     use tokio::time::Instant;
 
     use super::*;

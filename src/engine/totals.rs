@@ -62,6 +62,9 @@ impl Totals {
             if let Some(TaskChange::Ended(response)) = record.task.as_deref() {
                 self.counts.tasks.add(response.outcome);
             }
+            if record.kind == RecordKind::TurnFailed {
+                self.counts.failed_turns = self.counts.failed_turns.saturating_add(1);
+            }
             self.count_tool(record);
         }
     }

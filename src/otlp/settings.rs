@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::sampler::TraceSampler;
 use crate::variables::{
-    BatchSettings, ExportSettings, LOGS, METRICS, SettingsProblem, SignalVariables, TRACES, VariableReader,
+    BatchSettings, ExportSettings, LOG_BATCHES, LOGS, METRICS, SPAN_BATCHES, SettingsProblem, SignalVariables, TRACES,
+    VariableReader,
 };
 
 /// The variables that the controller passes to the gateways that it creates. Those of headers are not among them: they
@@ -92,7 +93,7 @@ impl TraceSettings {
             };
             Ok(Self {
                 export,
-                batch: reader.batch("OTEL_BSP", 5_000),
+                batch: reader.batch(&SPAN_BATCHES)?,
                 sampler,
             })
         })
@@ -116,7 +117,7 @@ impl LogSettings {
         read(&LOGS, &variables, |reader, export| {
             Ok(Self {
                 export,
-                batch: reader.batch("OTEL_BLRP", 1_000),
+                batch: reader.batch(&LOG_BATCHES)?,
             })
         })
     }
@@ -133,8 +134,8 @@ impl MetricSettings {
         read(&METRICS, &variables, |reader, export| {
             Ok(Self {
                 export,
-                interval: reader.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000),
-                limit: reader.milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", 30_000),
+                interval: reader.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000)?,
+                limit: reader.milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", 30_000)?,
             })
         })
     }
@@ -263,7 +264,6 @@ mod tests {
         assert_eq!(sizes("65536", "65536"), (65_536, 65_536));
         assert_eq!(sizes("65537", "65537"), (65_536, 65_536));
         assert_eq!(sizes("10", "11"), (10, 10));
-        assert_eq!(sizes("0", "many"), (2_048, 512));
     }
 
     #[rstest]
@@ -275,6 +275,11 @@ mod tests {
     #[case("OTEL_RESOURCE_ATTRIBUTES", "=canary")]
     #[case("OTEL_TRACES_SAMPLER", "canary")]
     #[case("OTEL_TRACES_EXPORTER", "zipkin")]
+    #[case("OTEL_EXPORTER_OTLP_TIMEOUT", "10s canary")]
+    #[case("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "-1")]
+    #[case("OTEL_BSP_SCHEDULE_DELAY", "canary")]
+    #[case("OTEL_BSP_MAX_QUEUE_SIZE", "0")]
+    #[case("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1.5")]
     fn an_invalid_variable_is_named_without_its_value(#[case] variable: &str, #[case] value: &str) {
         let mut variables = vec![(variable, value)];
         if variable != ENDPOINT.0 {
@@ -283,6 +288,32 @@ mod tests {
         let problem = read(&variables).unwrap_err().to_string();
         assert!(problem.contains(variable), "{problem}");
         assert!(!problem.contains("canary"), "{problem}");
+    }
+
+    #[rstest]
+    #[case("OTEL_EXPORTER_OTLP_TIMEOUT", true, true)]
+    #[case("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", true, false)]
+    #[case("OTEL_BLRP_SCHEDULE_DELAY", true, false)]
+    #[case("OTEL_BLRP_MAX_QUEUE_SIZE", true, false)]
+    #[case("OTEL_BLRP_MAX_EXPORT_BATCH_SIZE", true, false)]
+    #[case("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", false, true)]
+    #[case("OTEL_METRIC_EXPORT_INTERVAL", false, true)]
+    #[case("OTEL_METRIC_EXPORT_TIMEOUT", false, true)]
+    fn an_invalid_number_of_a_signal_is_named(#[case] variable: &str, #[case] logs: bool, #[case] metrics: bool) {
+        let get = |name: &str| match name {
+            name if name == variable => Some("canary".to_owned()),
+            name => name.ends_with("_EXPORTER").then(|| "otlp".to_owned()),
+        };
+        let named = |problem: Option<SettingsProblem>| {
+            let text = problem.map(|problem| problem.to_string());
+            assert!(!text.iter().any(|text| text.contains("canary")), "{text:?}");
+            text.is_some_and(|text| text.contains(&format!(": {variable} ")))
+        };
+        let found = (
+            named(LogSettings::from_variables(get).err()),
+            named(MetricSettings::from_variables(get).err()),
+        );
+        assert_eq!(found, (logs, metrics));
     }
 
     #[test]

@@ -98,6 +98,30 @@ pub(crate) struct BatchSettings {
     pub(crate) batch: usize,
 }
 
+/// The environment variables of a batch processor.
+#[derive(Debug)]
+pub(crate) struct BatchVariables {
+    delay: &'static str,
+    /// Milliseconds.
+    default_delay: u64,
+    queue: &'static str,
+    batch: &'static str,
+}
+
+pub(crate) const SPAN_BATCHES: BatchVariables = BatchVariables {
+    delay: "OTEL_BSP_SCHEDULE_DELAY",
+    default_delay: 5_000,
+    queue: "OTEL_BSP_MAX_QUEUE_SIZE",
+    batch: "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+};
+
+pub(crate) const LOG_BATCHES: BatchVariables = BatchVariables {
+    delay: "OTEL_BLRP_SCHEDULE_DELAY",
+    default_delay: 1_000,
+    queue: "OTEL_BLRP_MAX_QUEUE_SIZE",
+    batch: "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE",
+};
+
 /// Variables of which an empty one counts as unset.
 pub(crate) struct VariableReader<'a> {
     signal: &'static SignalVariables,
@@ -121,29 +145,34 @@ impl<'a> VariableReader<'a> {
         }
     }
 
-    /// A positive number; anything else counts as unset, as in the SDKs.
-    pub(crate) fn number(&self, name: &str) -> Option<u64> {
-        self.get(name)?.trim().parse().ok().filter(|number| *number > 0)
-    }
-
-    pub(crate) fn milliseconds(&self, name: &str, default: u64) -> Duration {
-        Duration::from_millis(self.number(name).unwrap_or(default))
-    }
-
-    /// The variables of a batch processor with this prefix, such as `OTEL_BSP`.
-    pub(crate) fn batch(&self, prefix: &str, default_delay: u64) -> BatchSettings {
-        let size = |name, default| {
-            let number = self.number(&format!("{prefix}_{name}"));
-            number.map_or(default, |number| {
-                usize::try_from(number).unwrap_or(MAX_QUEUED).min(MAX_QUEUED)
-            })
+    /// A positive number. `None`: the variable is not set.
+    fn number(&self, variable: &'static str) -> Result<Option<u64>, SettingsProblem> {
+        let Some(text) = self.get(variable) else {
+            return Ok(None);
         };
-        let queue = size("MAX_QUEUE_SIZE", 2_048);
-        BatchSettings {
-            delay: self.milliseconds(&format!("{prefix}_SCHEDULE_DELAY"), default_delay),
+        let number = text.trim().parse().ok().filter(|number| *number > 0);
+        number
+            .map(Some)
+            .ok_or_else(|| self.problem(variable, "is not a whole number greater than 0"))
+    }
+
+    pub(crate) fn milliseconds(&self, variable: &'static str, default: u64) -> Result<Duration, SettingsProblem> {
+        Ok(Duration::from_millis(self.number(variable)?.unwrap_or(default)))
+    }
+
+    pub(crate) fn batch(&self, names: &BatchVariables) -> Result<BatchSettings, SettingsProblem> {
+        let size = |variable, default| {
+            let number = self.number(variable)?;
+            Ok(number.map_or(default, |number| {
+                usize::try_from(number).unwrap_or(MAX_QUEUED).min(MAX_QUEUED)
+            }))
+        };
+        let queue = size(names.queue, 2_048)?;
+        Ok(BatchSettings {
+            delay: self.milliseconds(names.delay, names.default_delay)?,
             queue,
-            batch: size("MAX_EXPORT_BATCH_SIZE", 512).min(queue),
-        }
+            batch: size(names.batch, 512)?.min(queue),
+        })
     }
 
     /// Where the signal goes and how. `None`: it is not exported, which is the default.
@@ -167,12 +196,13 @@ impl<'a> VariableReader<'a> {
             Some((variable, text)) => headers(&text).ok_or_else(|| self.problem(variable, NO_LIST))?,
             None => HeaderMap::new(),
         };
-        let timeout = self.first([self.signal.timeout, "OTEL_EXPORTER_OTLP_TIMEOUT"]);
-        let timeout = timeout.map_or("", |(variable, _)| variable);
+        let common = "OTEL_EXPORTER_OTLP_TIMEOUT";
+        let own = self.first([self.signal.timeout, common]);
+        let timeout = own.map_or(common, |(variable, _)| variable);
         Ok(Some(ExportSettings {
             endpoint,
             headers,
-            timeout: self.milliseconds(timeout, 10_000),
+            timeout: self.milliseconds(timeout, 10_000)?,
             resource: self.resource()?,
         }))
     }

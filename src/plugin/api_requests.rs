@@ -14,6 +14,7 @@ use kube::Config;
 use tower::{BoxError, Layer, Service};
 
 use super::cluster_errors;
+use super::retries::PostponedStatus;
 
 /// Parameters of requests whose responses last as long as the client reads them.
 const STREAM_PARAMETERS: [&str; 2] = ["watch=", "follow="];
@@ -75,6 +76,8 @@ pub struct UnansweredRequest {
 enum UnansweredReason {
     /// The time limit.
     TimedOut(Duration),
+    /// The time limit, while the server put the request off with this status.
+    PutOff(Duration, u16),
     /// The connection, or the credentials.
     Failed(BoxError),
 }
@@ -87,6 +90,9 @@ impl UnansweredRequest {
         match &self.reason {
             UnansweredReason::TimedOut(limit) => {
                 format!("{address}: no response within {limit:?} (--request-timeout)")
+            }
+            UnansweredReason::PutOff(limit, status) => {
+                format!("{address}: asked to try again later (status {status}) for {limit:?} (--request-timeout)")
             }
             // The request was not sent, so it is not about the server.
             UnansweredReason::Failed(error) if cluster_errors::is_of_credentials(&**error) => {
@@ -150,7 +156,9 @@ where
         self.inner.poll_ready(context).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<In>) -> Self::Future {
+    fn call(&mut self, mut request: Request<In>) -> Self::Future {
+        let last = PostponedStatus::default();
+        request.extensions_mut().insert(last.clone());
         let is_stream = is_stream(request.uri());
         let answer = self.inner.call(request);
         let complete = async move {
@@ -169,7 +177,9 @@ where
                 None => complete.await.map_err(UnansweredReason::Failed),
                 Some(limit) => match tokio::time::timeout(limit, complete).await {
                     Ok(ended) => ended.map_err(UnansweredReason::Failed),
-                    Err(_) => Err(UnansweredReason::TimedOut(limit)),
+                    Err(_) => Err(last.get().map_or(UnansweredReason::TimedOut(limit), |status| {
+                        UnansweredReason::PutOff(limit, status)
+                    })),
                 },
             };
             reason.map_err(|reason| UnansweredRequest { address, reason }.into())

@@ -29,7 +29,7 @@ pub struct PluginArgs {
 #[derive(Args, Debug, Clone, Default)]
 pub struct ConnectionArgs {
     /// Namespace. Defaults to that of the context.
-    #[arg(short, long, global = true, value_name = "NAME")]
+    #[arg(short, long, global = true, value_name = "NAME", value_parser = object_name)]
     pub(super) namespace: Option<String>,
     /// All namespaces, for commands that list objects.
     #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
@@ -40,6 +40,9 @@ pub struct ConnectionArgs {
     /// Kubeconfig. Defaults to $KUBECONFIG, then ~/.kube/config, then the service account of the pod.
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) kubeconfig: Option<PathBuf>,
+    /// The user in whose name requests to the API server are made.
+    #[command(flatten)]
+    pub(super) impersonation: ImpersonationArgs,
     /// Longest time to wait for a response of the API server, such as 1s, 2m or 3h; a number without a unit is of
     /// seconds, and 0 is no limit. Ends no stream, such as that of `logs --follow`.
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = request_timeout)]
@@ -48,16 +51,31 @@ pub struct ConnectionArgs {
     #[arg(short, long, global = true, value_name = "FORMAT")]
     pub(super) output: Option<OutputFormat>,
     /// Namespace of the controller.
-    #[arg(long, global = true, value_name = "NAME", default_value = "agentloop-system")]
+    #[arg(long, global = true, value_name = "NAME", default_value = "agentloop-system", value_parser = object_name)]
     pub(super) controller_namespace: String,
     /// ServiceAccount in the Agent's namespace whose token is requested for the controller. Needed with a kubeconfig
     /// that has a client certificate instead of a token.
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", value_parser = object_name)]
     pub(super) service_account: Option<String>,
     /// URL of the controller's link, such as `https://agentloop-link.agentloop-system.svc:8443`. Defaults to a
     /// port-forward through the API server.
     #[arg(long, global = true, value_name = "URL")]
     pub(super) link_url: Option<String>,
+}
+
+/// Flags of kubectl that make requests to the API server as another user. Each is in the place of what the kubeconfig has.
+#[derive(Args, Debug, Clone, Default)]
+pub struct ImpersonationArgs {
+    /// User to impersonate, such as `ann@example.com` or `system:serviceaccount:NAMESPACE:NAME`. Needs the verb
+    /// `impersonate`.
+    #[arg(id = "as", long = "as", global = true, value_name = "USER")]
+    pub(super) user: Option<String>,
+    /// Group to impersonate, together with a user. May be repeated, on one side of the name of the command.
+    #[arg(id = "as-group", long = "as-group", global = true, value_name = "GROUP")]
+    pub(super) groups: Vec<String>,
+    /// UID to impersonate, together with a user.
+    #[arg(id = "as-uid", long = "as-uid", global = true, value_name = "UID")]
+    pub(super) uid: Option<String>,
 }
 
 /// A format for programs, or more columns.
@@ -128,6 +146,26 @@ impl PluginCommand {
         }
         matches!(self, Self::Approvals | Self::Cost(_) | Self::Budget(BudgetCommand::Top))
     }
+
+    /// Whether it can print this format.
+    #[must_use]
+    pub fn prints(&self, format: OutputFormat) -> bool {
+        let is_printed = matches!(
+            self,
+            Self::Status(_)
+                | Self::Explain(_)
+                | Self::Approvals
+                | Self::Cost(_)
+                | Self::Budget(BudgetCommand::Top)
+                | Self::History(_)
+                | Self::Run(_)
+                | Self::Simulate(_)
+                | Self::Check(_)
+        );
+        // Events are always JSON lines.
+        let is_lines = matches!(self, Self::Events(_)) && format != OutputFormat::Yaml;
+        is_printed || is_lines || format == OutputFormat::Wide
+    }
 }
 
 #[derive(Args, Debug)]
@@ -140,7 +178,7 @@ pub struct CheckArgs {
 #[derive(Args, Debug)]
 pub struct StatusArgs {
     /// Names of Agents. Defaults to all.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// Label selector, such as team=a.
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "names")]
@@ -150,21 +188,21 @@ pub struct StatusArgs {
 #[derive(Args, Debug)]
 pub struct OneAgent {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
 }
 
 #[derive(Args, Debug)]
 pub struct SomeAgents {
     /// Names of the Agents.
-    #[arg(value_name = "AGENT", required = true)]
+    #[arg(value_name = "AGENT", required = true, value_parser = object_name)]
     pub(super) names: Vec<String>,
 }
 
 #[derive(Args, Debug)]
 pub struct StopArgs {
     /// Names of the Agents.
-    #[arg(value_name = "AGENT", required = true)]
+    #[arg(value_name = "AGENT", required = true, value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// Interrupt the current turns. Actions that were already sent are completed first.
     #[arg(long)]
@@ -174,7 +212,7 @@ pub struct StopArgs {
 #[derive(Args, Debug)]
 pub struct LogsArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Follow: print new events as they arrive.
     #[arg(short, long)]
@@ -187,7 +225,7 @@ pub struct LogsArgs {
 #[derive(Args, Debug)]
 pub struct EventsArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Follow: print new events as they arrive.
     #[arg(short, long)]
@@ -204,7 +242,7 @@ pub struct EventsArgs {
 #[derive(Args, Debug)]
 pub struct HistoryArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Number of turns, counted from the newest.
     #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -214,7 +252,7 @@ pub struct HistoryArgs {
 #[derive(Args, Debug)]
 pub struct AnswerArgs {
     /// Name of the Agent, or with --budget of the AgentBudget.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = object_name)]
     pub(super) name: String,
     /// Id of the gate. May be omitted if exactly one is open.
     #[arg(value_name = "GATE", conflicts_with = "all")]
@@ -230,7 +268,7 @@ pub struct AnswerArgs {
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// The task, or `-` for standard input.
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -250,13 +288,12 @@ pub struct RunArgs {
 #[derive(Args, Debug)]
 pub struct ChatArgs {
     /// Name of the Agent.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) name: String,
     /// Show tool runs on standard error.
     #[arg(short, long)]
     pub(super) verbose: bool,
     /// Show the text of the answer while the model writes it; `--stream=false` turns that off. Defaults to true on a terminal.
-    /// Without effect if the output is JSON or YAML.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) stream: Option<bool>,
 }
@@ -295,7 +332,7 @@ pub enum BudgetCommand {
 #[derive(Args, Debug)]
 pub struct TopUpArgs {
     /// Name of the AgentBudget.
-    #[arg(value_name = "BUDGET")]
+    #[arg(value_name = "BUDGET", value_parser = object_name)]
     pub(super) name: String,
     #[command(flatten)]
     pub(super) amount: TopUpAmount,
@@ -332,7 +369,7 @@ pub struct TopUpAmount {
 #[command(group(ArgGroup::new("source").args(["names", "files"]).required(true).multiple(true)))]
 pub struct SimulateArgs {
     /// Names of Agents that run; several share a budget. Their journals are copied out of their pods.
-    #[arg(value_name = "AGENT")]
+    #[arg(value_name = "AGENT", value_parser = object_name)]
     pub(super) names: Vec<String>,
     /// History of an Agent as JSON lines, as written by `agentloop history`. May be repeated, for Agents that share a
     /// budget. Needs no cluster.
@@ -365,6 +402,16 @@ pub struct CompletionArgs {
     /// Shell.
     #[arg(value_name = "SHELL")]
     pub(super) shell: Shell,
+}
+
+/// A name that is one part of a path: a kind before it or a subresource after it would be others.
+fn object_name(text: &str) -> Result<String, String> {
+    let is_alphanumeric = |c: char| c.is_ascii_alphanumeric();
+    let fits = text.starts_with(is_alphanumeric) && text.ends_with(is_alphanumeric);
+    if fits && text.chars().all(|c| is_alphanumeric(c) || ".-".contains(c)) {
+        return Ok(text.to_owned());
+    }
+    Err("a name has letters, digits, '-' and '.', and no kind before it: helper, not agents/helper".into())
 }
 
 /// An id as the controller accepts it.
@@ -448,6 +495,44 @@ mod tests {
             assert_eq!(connection.controller_namespace, "agentloop-system");
         }
         assert!(parsed("status -A -n a").is_err());
+    }
+
+    #[test]
+    fn a_user_and_groups_are_impersonated_as_in_kubectl() {
+        for line in [
+            "--as bob --as-group a,b --as-group=c --as-uid 7 status",
+            "status --as bob --as-group a,b --as-group=c --as-uid 7",
+            "budget top --as=bob --as-group a,b --as-group c --as-uid=7",
+        ] {
+            let asked = parsed(line).unwrap().connection.impersonation;
+            assert_eq!(asked.user.as_deref(), Some("bob"), "{line}");
+            assert_eq!(asked.groups, ["a,b", "c"], "{line}");
+            assert_eq!(asked.uid.as_deref(), Some("7"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_no_path() {
+        for line in [
+            "status NAME",
+            "pause helper NAME",
+            "stop NAME",
+            "logs NAME",
+            "run NAME -p x",
+            "approve NAME",
+            "budget top-up NAME --calls 1",
+            "simulate NAME",
+            "status -n NAME",
+            "status --controller-namespace NAME",
+            "logs helper --service-account NAME",
+        ] {
+            for name in ["helper", "a.b-c2"] {
+                assert!(parsed(&line.replace("NAME", name)).is_ok(), "{line}: {name}");
+            }
+            for name in ["agents/helper", "helper/status", "..", "a?b", "a%2e", "-a", "a-", ""] {
+                assert!(parsed(&line.replace("NAME", name)).is_err(), "{line}: {name}");
+            }
+        }
     }
 
     #[test]

@@ -10,19 +10,51 @@ use std::path::Path;
 use kube::Config;
 use kube::client::AuthError;
 use kube::config::{KubeconfigError, LoadDataError};
+use kube::core::Status;
 
 use super::api_requests::UnansweredRequest;
+use crate::support::text::{first_chars, with_ellipsis};
 
+/// What the client sets as the reason of a response that is no status of the API.
+const UNPARSED: &str = "Failed to parse error data";
 /// The fix if there is no kubeconfig.
 const SET_KUBECONFIG: &str = "set --kubeconfig or KUBECONFIG";
+
+/// Maximum number of characters that are shown of what a server answers that may be no API server.
+const MAX_ANSWER: usize = 200;
 
 /// Why a request to the API server failed.
 #[must_use]
 pub fn problem(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
+    let kube::Error::Api(status) = error else {
+        return cause(error, None);
+    };
+    if status.code == 401 {
+        return format!(
+            "the API server rejects the credentials ({}): they are wrong or have expired. Log in again, or name another \
+             --context or --kubeconfig",
+            answer(status)
+        );
+    }
+    if is_of_api(status) && !status.message.is_empty() {
         return status.message.clone();
     }
-    cause(error, None)
+    format!("the server answered with {}", answer(status))
+}
+
+/// A status with the first line of its message: it may be a page of a proxy.
+#[must_use]
+pub fn answer(status: &Status) -> String {
+    let line = status.message.lines().next().unwrap_or_default().trim();
+    let colon = if line.is_empty() { "" } else { ": " };
+    let line = with_ellipsis(first_chars(line, MAX_ANSWER), line);
+    format!("status {}{colon}{line}", status.code)
+}
+
+/// Whether an answer is one of the API, as opposed to that of a path that does not exist, or of a proxy.
+#[must_use]
+pub fn is_of_api(status: &Status) -> bool {
+    status.reason != UNPARSED
 }
 
 /// The innermost error of a chain, without values. `config`: whose credential command is named.

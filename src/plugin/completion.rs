@@ -64,6 +64,7 @@ mod tests {
         assert_eq!(names(&["ap"]), ["approvals", "approve", ":4"]);
         assert_eq!(names(&["budget", ""]), ["top", "top-up", "help", ":4"]);
         assert_eq!(names(&["budget", "top-up", "team", "--tok"]), ["--tokens", ":4"]);
+        assert_eq!(names(&["status", "--as"]), ["--as", "--as-group", "--as-uid", ":4"]);
         assert_eq!(names(&["-n", "a", "reference-of-nothing"]), [":4"]);
         assert!(!names(&[""]).contains(&"reference".to_owned()), "hidden");
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::api::NamespacedName;
+use crate::api::{GROUP, NamespacedName};
 
 use super::cluster_errors;
 use super::link::LinkFailure;
@@ -79,6 +79,8 @@ pub enum PluginError {
         action: String,
         /// The message of the API server.
         problem: String,
+        /// The user may not do this.
+        is_forbidden: bool,
     },
     /// The controller rejects a request, or does not answer.
     #[error("{0}")]
@@ -97,7 +99,16 @@ impl PluginError {
         Self::Cluster {
             action: action.into(),
             problem: cluster_errors::problem(error),
+            is_forbidden: is_forbidden(error),
         }
+    }
+
+    /// A kind that the cluster does not know. `plural`: its name in paths.
+    #[must_use]
+    pub fn not_installed(plural: &str) -> Self {
+        Self::Refused(format!(
+            "the cluster does not serve {plural}.{GROUP}: agentloop is not installed; see kubectl agentloop check"
+        ))
     }
 
     /// An object that does not exist.
@@ -136,6 +147,12 @@ pub fn unless_closed(ended: Result<(), PluginError>) -> Result<(), PluginError> 
 #[must_use]
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Whether an error of the API server says that the path does not exist, rather than the object: the kind is not installed.
+#[must_use]
+pub fn is_of_unknown_path(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404 && !cluster_errors::is_of_api(status))
 }
 
 /// Whether an error of the API server says that the user may not do this.

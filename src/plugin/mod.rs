@@ -10,10 +10,12 @@ pub mod cluster_errors;
 pub mod commands;
 pub mod completion;
 pub mod failure;
+pub mod impersonation;
 pub mod journal_copy;
 pub mod link;
 pub mod reference;
 pub mod report;
+pub mod retries;
 pub mod screens;
 pub mod session;
 pub mod simulation;
@@ -73,6 +75,10 @@ impl PluginArgs {
             out: &mut out,
             err: &mut err,
         };
+        if let Err(error) = self.connection.impersonation.refuse_lost_groups(std::env::args_os()) {
+            screen.note(&format!("error: {error}"));
+            return error.exit_status();
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let ended = match runtime {
             Ok(runtime) => {

@@ -78,6 +78,12 @@ client certificate, such as that of an administrator of kind or kubeadm, has non
     kubectl create rolebinding loop-user --clusterrole=edit --serviceaccount=default:loop-user
     kubectl agentloop logs quickstart --service-account loop-user
 
+`--as`, `--as-group` and `--as-uid` are [those of kubectl](https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation):
+requests to the API server are made as that user, and `approve` writes that user's name. Your own user needs the verb `impersonate`. They are
+in the place of `as`, `as-groups` and `as-uid` in the kubeconfig. The controller knows users by their tokens, which cannot carry an
+impersonation. Therefore `logs`, `events`, `history`, `run` and `chat` are refused with `--as`, except with `--service-account`. The
+impersonated user then opens the port-forward and requests the token, and the controller receives the request from the ServiceAccount.
+
 ## Pause, stop, delete
 
 | | what ends | what stays | what starts it again |

@@ -11,24 +11,33 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tower::buffer::BufferLayer;
+use tower::retry::RetryLayer;
 
-use crate::api::{Agent, AgentBudget, GROUP, NamespacedName};
+use crate::api::{Agent, AgentBudget, NamespacedName};
 
 use super::api_requests::{LimitRequests, ServerAddress};
 use super::arguments::{ConnectionArgs, OutputFormat};
 use super::cluster_errors;
-use super::failure::{PluginError, is_forbidden, is_not_found};
+use super::failure::{PluginError, is_forbidden, is_not_found, is_of_unknown_path};
+use super::impersonation;
 use super::journal_copy::JournalExport;
 use super::link::{LinkRoute, UserToken};
+use super::retries::FollowRetryAfter;
 use super::screens::printable;
+
+/// Maximum number of requests that wait for the client.
+const MAX_REQUESTS: usize = 16;
 
 /// The clock.
 pub type PluginClock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
 /// What a command works with.
 pub struct PluginSession {
-    /// Client of the API server, with the rights of the user.
+    /// Client of the API server, with the rights of the user, or of the one that is impersonated.
     pub client: Client,
+    /// The user that requests to the API server impersonate.
+    pub impersonated_user: Option<String>,
     /// The API server.
     pub address: ServerAddress,
     /// Namespace of the command.
@@ -83,14 +92,22 @@ impl PluginSession {
     /// A session with the kubeconfig and the context that the flags name.
     pub(super) async fn connect(flags: &ConnectionArgs, export: JournalExport) -> Result<Self, PluginError> {
         let (mut config, context) = config(flags).await?;
+        let impersonated_user = impersonation::apply(&flags.impersonation, &mut config)?;
         // The time for the connection is within that of the request.
         config.connect_timeout = None;
+        // It repeats requests that fail at once elsewhere, and hides why until the time limit.
+        config.default_retry = false;
         let address = ServerAddress::new(&config, context);
         let limit = LimitRequests::new(address.clone(), flags.request_timeout);
         let client = ClientBuilder::try_from(config.clone())
             .map_err(|error| PluginError::Kubeconfig(cluster_errors::cause(&error, Some(&config))))?;
         let session = Self {
-            client: client.with_layer(&limit).build(),
+            client: client
+                .with_layer(&BufferLayer::new(MAX_REQUESTS))
+                .with_layer(&RetryLayer::new(FollowRetryAfter::default()))
+                .with_layer(&limit)
+                .build(),
+            impersonated_user,
             address,
             namespace: config.default_namespace.clone(),
             all_namespaces: false,
@@ -121,6 +138,20 @@ impl PluginSession {
         self.format = flags.output;
         self.controller_namespace.clone_from(&flags.controller_namespace);
         self
+    }
+
+    /// Refuses a request that the controller would receive as one of the user of the kubeconfig although the command is to
+    /// act as another user: a bearer token cannot carry an impersonation.
+    pub(super) fn refuse_impersonation(&self, namespace: &str) -> Result<(), PluginError> {
+        let (Some(user), UserToken::Kubeconfig(_)) = (&self.impersonated_user, &self.token) else {
+            return Ok(());
+        };
+        Err(PluginError::Usage(format!(
+            "this command cannot impersonate {user} (--as, or as in the kubeconfig): it sends the token of the kubeconfig to the \
+             controller, which would take the request for one of your own user. Leave out --as, or name a ServiceAccount of \
+             namespace {namespace} with --service-account NAME: {user} then requests a token for it, and the controller \
+             receives the request from the ServiceAccount"
+        )))
     }
 
     /// Whether text is shown as it arrives, with this flag of the command. Never if the output is data.
@@ -230,10 +261,12 @@ pub fn print_data(
 /// One object.
 pub async fn get<K>(api: &Api<K>, kind: &str, name: &NamespacedName) -> Result<K, PluginError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()>,
 {
     api.get(&name.name).await.map_err(|error| {
-        if is_not_found(&error) {
+        if is_of_unknown_path(&error) {
+            PluginError::not_installed(&K::plural(&()))
+        } else if is_not_found(&error) {
             PluginError::not_found(kind, name)
         } else {
             PluginError::cluster(format!("read {kind} {name}"), &error)
@@ -243,7 +276,7 @@ where
 
 async fn list<K>(api: &Api<K>, kinds: &str, selector: Option<&str>) -> Result<Vec<K>, PluginError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()>,
 {
     let parameters = ListParams {
         label_selector: selector.map(str::to_owned),
@@ -253,10 +286,7 @@ where
     let mut found = found
         .map_err(|error| {
             if is_not_found(&error) {
-                PluginError::Refused(format!(
-                    "the cluster does not serve {}.{GROUP}: agentloop is not installed; see kubectl agentloop check",
-                    kinds.to_lowercase()
-                ))
+                PluginError::not_installed(&K::plural(&()))
             } else {
                 PluginError::cluster(format!("list {kinds}"), &error)
             }
@@ -275,13 +305,21 @@ async fn config(flags: &ConnectionArgs) -> Result<(Config, Option<String>), Plug
     let wrong = |error: &KubeconfigError| PluginError::Kubeconfig(cluster_errors::kubeconfig(error, &file));
     match of_context(flags).await {
         Ok((config, context)) => Ok((config, Some(context))),
-        // In a pod there is no kubeconfig.
-        Err(error) if flags.kubeconfig.is_none() && flags.context.is_none() => {
+        // In a pod there is no kubeconfig. One that is there and wrong must not make the command that of another user.
+        Err(error) if flags.kubeconfig.is_none() && flags.context.is_none() && is_missing(&error) => {
             let config = Config::incluster().map_err(|_| wrong(&error))?;
             Ok((config, None))
         }
         Err(error) => Err(wrong(&error)),
     }
+}
+
+/// Whether there is no kubeconfig, or one that names nothing.
+fn is_missing(error: &KubeconfigError) -> bool {
+    matches!(
+        error,
+        KubeconfigError::FindPath | KubeconfigError::ReadConfig(..) | KubeconfigError::CurrentContextNotSet
+    )
 }
 
 /// The configuration of a context, and its name.
@@ -357,6 +395,17 @@ mod tests {
         assert!(merged(&list(&[&missing])).is_none());
         let invalid = file("invalid", "contexts: 1");
         assert!(merged(&list(&[&missing, &first, &invalid])).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_kubeconfig_that_is_wrong_is_not_a_missing_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        assert!(is_missing(&Kubeconfig::read_from(&path).unwrap_err()));
+        std::fs::write(&path, "contexts: 1").unwrap();
+        assert!(!is_missing(&Kubeconfig::read_from(&path).unwrap_err()));
+        assert!(is_missing(&KubeconfigError::CurrentContextNotSet));
+        assert!(!is_missing(&KubeconfigError::LoadContext("gone".into())));
     }
 
     #[test]

@@ -16,6 +16,7 @@ fn the_errors_of_the_plugin() {
             PluginError::Cluster {
                 action: "list Agents".into(),
                 problem: "https://10.0.0.1:6443 (context \"prod\"): connection refused".into(),
+                is_forbidden: false,
             },
             PluginError::Link(LinkFailure::Unreadable("expected value at line 1".into())),
             PluginError::Stream(io::Error::from(io::ErrorKind::UnexpectedEof)),

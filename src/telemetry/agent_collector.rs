@@ -189,6 +189,9 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
     (&registry::AGENT_ESTIMATED_CALLS, |agent, out| {
         agent.each_model(|used| put_above_zero(out, &[&used.model], used.estimated_calls));
     }),
+    (&registry::AGENT_FAILED_TURNS, |agent, out| {
+        put_above_zero(out, &[], agent.count_of(|usage| usage.counts.failed_turns));
+    }),
     (&registry::AGENT_GUARDRAIL_TRIPS, guardrail_trips),
     (&registry::AGENT_INFO, |agent, out| {
         let spec = &agent.agent.spec;
@@ -260,7 +263,10 @@ const FAMILIES: &[(&Metric, WriteAgent)] = &[
     }),
     (&registry::AGENT_TOOL_SECONDS, |agent, out| {
         for used in agent.usage().iter().flat_map(|usage| &usage.counts.by_tool) {
-            out.put_summary(&[&used.tool], number(used.milliseconds) / 1e3, used.timed);
+            // Absent for a tool that was never run, such as one that was only denied.
+            if used.timed > 0 {
+                out.put(&[&used.tool], number(used.milliseconds) / 1e3);
+            }
         }
     }),
     (&registry::AGENT_TOOL_CALLS, |agent, out| {

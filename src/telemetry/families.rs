@@ -73,13 +73,6 @@ impl<'f, 'w, 'a> Samples<'f, 'w, 'a> {
         self.family.value(&labels[..count], value, exemplar);
     }
 
-    /// Writes the sum and count of a summary.
-    pub(super) fn put_summary(&mut self, more: &[&str], sum: f64, count: i64) {
-        let (labels, length) = self.labels(more);
-        let count = u64::try_from(count).unwrap_or_default();
-        self.family.summary(&labels[..length], sum, count);
-    }
-
     fn labels<'l>(&self, more: &'l [&'l str]) -> ([(&'static str, &'l str); MAX_LABELS], usize)
     where
         'f: 'l,

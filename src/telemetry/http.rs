@@ -23,7 +23,7 @@ use futures::stream;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -86,6 +86,12 @@ const PIECES: usize = 2;
 /// Pause after a failure to accept a connection, as without file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The first byte of a connection with TLS: the type of a record of the handshake.
+const HANDSHAKE: u8 = 22;
+/// What a peer reads that sends a request without TLS.
+const PLAIN_HTTP: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n\
+    connection: close\r\n\r\nthis port serves HTTPS only\n";
+
 /// Routes of the probes.
 pub fn probes(readiness: Readiness) -> Router {
     Router::new()
@@ -108,14 +114,39 @@ pub async fn serve(listener: TcpListener, router: Router, limits: HttpLimits) ->
     accept(listener, router, limits, |connection| ready(Ok(connection))).await
 }
 
-/// The same over TLS. The configuration may be replaced in place.
+/// The same over TLS. The configuration may be replaced in place. A handshake has as much time as the head of a request.
 pub async fn serve_tls(listener: TcpListener, router: Router, limits: HttpLimits, tls: RustlsConfig) -> Infallible {
     let acceptor = RustlsAcceptor::new(tls).handshake_timeout(limits.head);
-    accept(listener, router, limits, |connection| {
-        let accepted = acceptor.accept(connection, ());
-        async { accepted.await.map(|(connection, ())| connection) }
+    accept(listener, router, limits, |mut connection| {
+        let acceptor = acceptor.clone();
+        let opened = async move {
+            refuse_plain_http(&mut connection).await?;
+            let (connection, ()) = acceptor.accept(connection, ()).await?;
+            Ok::<_, io::Error>(connection)
+        };
+        async move {
+            timeout(limits.head, opened)
+                .await
+                .unwrap_or_else(|late| Err(late.into()))
+        }
     })
     .await
+}
+
+/// Answers a request without TLS, and fails then: its sender would else see only that the connection ends.
+async fn refuse_plain_http(connection: &mut WriteTimeout<TcpStream>) -> io::Result<()> {
+    let mut first = [0];
+    if connection.get_ref().peek(&mut first).await? == 0 || first[0] == HANDSHAKE {
+        return Ok(());
+    }
+    // A peer may not see the response of a connection that ends with unread data.
+    let mut request = vec![0; 4096];
+    if connection.read(&mut request).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    connection.write_all(PLAIN_HTTP).await?;
+    connection.shutdown().await?;
+    Err(io::ErrorKind::InvalidData.into())
 }
 
 /// Accepts connections, each of which `open` prepares for HTTP.
@@ -252,7 +283,6 @@ mod tests {
     use axum::http::Request;
     use flate2::read::GzDecoder;
     use rstest::rstest;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tower::ServiceExt as _;
 

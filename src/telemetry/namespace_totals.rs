@@ -77,7 +77,11 @@ impl SumSeries {
             };
             all.push(Self::new(&registry::NAMESPACE_OUTCOMES, [outcome], count));
         }
-        all.push(Self::new(&registry::NAMESPACE_TURNS, [], |usage| usage.counts.turns));
+        let turns = |outcome, count: fn(&LoopUsage) -> i64| Self::new(&registry::NAMESPACE_TURNS, [outcome], count);
+        all.extend([
+            turns("Completed", |usage| usage.counts.turns),
+            turns("Failed", |usage| usage.counts.failed_turns),
+        ]);
         all
     }
 }

@@ -95,6 +95,8 @@ metrics! {
         "Total number of spans (signal traces) and log lines (signal logs) of the Agent's pod that were not exported over OTLP, since the start of its gateway, as last reported by it; absent at 0.";
     AGENT_ESTIMATED_CALLS = Agents Counter "agentloop_agent_estimated_calls_total" ["namespace", "agent", "model"]
         "Total number of calls of unknown usage that are charged to the budgets with their bound; absent at 0.";
+    AGENT_FAILED_TURNS = Agents Counter "agentloop_agent_failed_turns_total" ["namespace", "agent"]
+        "Total number of turns that were given up after a failure, as persisted in the status; absent at 0.";
     AGENT_GUARDRAIL_TRIPS = Agents Counter "agentloop_agent_guardrail_trips_total" ["namespace", "agent", "guardrail", "action"]
         "Total number of times a limit was reached or loop detection took a step, as persisted in the status, by action (warn, deny, pause or kill); only series above 0.";
     AGENT_INFO = Agents Gauge "agentloop_agent_info" ["namespace", "agent", "api", "model", "mode"]
@@ -129,8 +131,8 @@ metrics! {
         "Total number of tasks and requests that have ended, as persisted in the status, by outcome: Completed, Failed or LimitReached; absent for an Agent that is not in mode Task and has had none.";
     AGENT_TOKENS = Agents Counter "agentloop_agent_tokens_total" ["namespace", "agent", "model", "type"]
         "Total number of tokens billed by the provider, as persisted in the status; the types input, cache_read, cache_write and output are disjoint.";
-    AGENT_TOOL_SECONDS = Agents Summary "agentloop_agent_tool_call_duration_seconds" ["namespace", "agent", "tool"]
-        "Duration in seconds of tool runs that ended while the same worker was running, as persisted in the status; only tools that were used, those beyond the first 19 as tool other.";
+    AGENT_TOOL_SECONDS = Agents Counter "agentloop_agent_tool_call_seconds_total" ["namespace", "agent", "tool"]
+        "Total duration in seconds of tool runs that ended while the same worker was running, as persisted in the status; only tools that were used, those beyond the first 19 as tool other. The runs themselves are the outcomes ok, error and unknown of agentloop_agent_tool_outcomes_total.";
     AGENT_TOOL_CALLS = Agents Counter "agentloop_agent_tool_calls_total" ["namespace", "agent"]
         "Total number of tool runs sent, as persisted in the status; a repetition after a restart does not count again.";
     AGENT_TOOL_OUTCOMES = Agents Counter "agentloop_agent_tool_outcomes_total" ["namespace", "agent", "tool", "outcome"]
@@ -168,8 +170,8 @@ metrics! {
         "Total number of tool calls by outcome: ok, error, denied, unavailable (these two were not run) or unknown.";
     NAMESPACE_TURN_SECONDS = Namespaces Histogram "agentloop_namespace_turn_duration_seconds" ["namespace", "mode"]
         "Duration in seconds of completed turns from start to end, with the pauses and waits for approvals in them, as reported by the workers; only turns that ended while the same worker was running.";
-    NAMESPACE_TURNS = Namespaces Counter "agentloop_namespace_turns_total" ["namespace"]
-        "Total number of completed turns.";
+    NAMESPACE_TURNS = Namespaces Counter "agentloop_namespace_turns_total" ["namespace", "outcome"]
+        "Total number of turns that have ended, by outcome: Completed, or Failed if it was given up after a failure.";
 
     BUDGET_AGENTS = Budgets Gauge "agentloop_budget_agents" ["namespace", "budget"]
         "Number of Agents that draw on the AgentBudget.";
@@ -377,9 +379,17 @@ pub fn reference() -> String {
             "One set of series per Agent, read from the leader's cache at each scrape and removed with the Agent. The counters \
              are the totals persisted in its status, so that they never decrease. Each leader exports the same ones: where the \
              leader may have changed, take the highest of the replicas before `increase()` or `rate()` \
-             ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0: use \
-             `or vector(0)` in queries. `increase()` and `rate()` miss the first count of a series that appears; the recording \
-             rules `*:increase1h` of the chart count it. A scrape of 1,000 healthy Agents, each with one model and two tools, has less than 3 MB.",
+             ([how to](../tasks/monitoring.md#totals-of-single-objects)). A series that is absent means 0 if \
+             Agents are exported at all. In queries use `or 0 * count(agentloop_agent_info)`, or `agentloop_agent_created_timestamp_seconds` for \
+             what is exported with `Full` only. Unlike `or vector(0)`, it has no value while no leader is scraped. \
+             `increase()` and `rate()` miss the first count of a series that appears; the recording rules `*:increase1h` of the chart \
+             count it.\n\n\
+             A healthy Agent has 14 + 6 \u{d7} models + 2 \u{d7} tools series, of the models and tools that it has used: 30 with one model and \
+             five tools, or with two models and two tools. An Agent without Sensors has one less, and one with tasks four more. \
+             Each outcome of a tool other than `ok`, condition, pause reason, trip of a limit and other count that is not 0 adds one. \
+             The status lists 10 models and 20 tools; the rest is in `other`. No Agent has more than 321 series. A scrape of \
+             1,000 healthy Agents in 20 namespaces, each with one model and two tools, has less than 3 MB, with the sums and histograms of \
+             the namespaces.",
         ),
         (
             MetricSource::Namespaces,

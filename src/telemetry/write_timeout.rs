@@ -23,6 +23,10 @@ impl<S> WriteTimeout<S> {
         Self { stream, timeout, until }
     }
 
+    pub(super) fn get_ref(&self) -> &S {
+        &self.stream
+    }
+
     /// Passes on the outcome of a write, or fails once writes have waited for too long.
     fn checked<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {

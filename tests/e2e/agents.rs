@@ -47,6 +47,9 @@ pub fn computed(mut model: Value) -> Value {
 /// Tokens of one answer of a model that really computes.
 pub const COMPUTED_TOKENS: u32 = 40;
 
+/// Longest time until a new Agent turns, in seconds: beside seven other tests on two cores.
+pub const STARTUP: u64 = 180;
+
 /// The same for Anthropic messages.
 pub fn anthropic(base_url: &str) -> Value {
     let mut model = openai(base_url);
@@ -153,16 +156,18 @@ impl<'a> Agent<'a> {
     /// Waits for an Event about this Agent; its message.
     pub fn until_event(&self, type_: &str, reason: &str, seconds: u64) -> String {
         let deadline = Instant::now() + Duration::from_secs(seconds);
-        let watch = self.kubectl.watch(
-            "events",
-            &["--field-selector", &format!("involvedObject.name={}", self.name)],
-        );
         let mut seen = Vec::new();
-        while let Some(event) = watch.next(deadline) {
-            if event.object["type"] == type_ && event.object["reason"] == reason {
-                return event.object["message"].as_str().unwrap_or_default().to_owned();
+        while Instant::now() < deadline {
+            let about = format!("involvedObject.name={}", self.name);
+            let watch = self.kubectl.watch("events", &["--field-selector", &about]);
+            while let Some(event) = watch.next(deadline) {
+                if event.object["type"] == type_ && event.object["reason"] == reason {
+                    return event.object["message"].as_str().unwrap_or_default().to_owned();
+                }
+                seen.push(event.object["reason"].clone());
             }
-            seen.push(event.object["reason"].clone());
+            // The API server ends watches now and then.
+            std::thread::park_timeout(Duration::from_millis(200));
         }
         panic!(
             "no {type_} Event {reason} about {} within {seconds} s, but {seen:?}",

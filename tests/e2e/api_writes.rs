@@ -33,7 +33,9 @@ fn writes(kubectl: &Kubectl) -> Writes {
             "persistentvolumeclaims" => subresource.is_empty() && verb != "PUT",
             _ => false,
         };
-        if is_write && may_be_ours {
+        // A refused write writes nothing: Kubernetes' own controllers create a ConfigMap in namespaces that end meanwhile.
+        let is_done = label("code").starts_with('2');
+        if is_write && may_be_ours && is_done {
             let count = line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0);
             *all.entry(format!("{resource}/{subresource} {verb}")).or_default() += count;
         }

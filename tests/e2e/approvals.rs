@@ -5,7 +5,7 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::cluster::{AGENTS, Namespace, leader, shared};
+use super::cluster::{AGENTS, Namespace, alone, leader, shared};
 use crate::tools::python::{self, Edition, McpServer};
 
 /// Two calls that need an approval, and the end once the model has seen their results.
@@ -48,7 +48,7 @@ pub fn answer(agent: &Agent<'_>, annotations: &[(&str, String)]) {
 
 #[test]
 fn a_call_waits_for_its_approval_across_pods_and_a_denied_one_never_runs() {
-    let Some(cluster) = shared().filter(|_| python::is_there()) else {
+    let Some(cluster) = alone().filter(|_| python::is_there()) else {
         return;
     };
     let server = McpServer::for_pods(Edition::Newer);

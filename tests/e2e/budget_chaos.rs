@@ -141,10 +141,8 @@ fn kill_for(system: &Kubectl, agents: &[Agent<'_>], long: Duration) -> [usize; 3
         let agent = &agents[round * 7 % agents.len()];
         let role = ["worker", "gateway"][round % 2];
         let pod = agent.kubectl.get("pod", &agent.name);
-        if let Some(pid) = pod.and_then(|pod| node::find(&pod, role)) {
-            node::signal(pid, "KILL");
-            kills[1 + round % 2] += 1;
-        }
+        let struck = pod.and_then(|pod| node::strike(&pod, role, "KILL"));
+        kills[1 + round % 2] += usize::from(struck.is_some());
         round += 1;
         // The rhythm of the kills is the test's own: nothing is waited for.
         std::thread::park_timeout(Duration::from_secs(RHYTHM).min(deadline.saturating_duration_since(Instant::now())));
@@ -181,7 +179,7 @@ impl<'a> ShortLeaseGuard<'a> {
 
 impl Drop for ShortLeaseGuard<'_> {
     fn drop(&mut self) {
-        cluster::install(self.0, &[]);
+        cluster::restore(|| cluster::install(self.0, &[]));
         let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
         if std::thread::panicking() {
             dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);

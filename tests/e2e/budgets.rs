@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, computed, condition, openai, script, scripted, status_used};
+use super::agents::{Agent, STARTUP, computed, condition, openai, script, scripted, status_used};
 use super::cluster::{Namespace, figure, shared};
 use super::model_server;
 use crate::support::kubectl::Kubectl;
@@ -118,13 +118,15 @@ fn a_rolling_window_frees_room_without_user_action() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "rolling");
     let kubectl = &namespace.kubectl;
-    let spec = json!({"selector": {}, "limits": {"calls": 3}, "window": {"rolling": {"seconds": 20}}});
+    let spec = json!({"selector": {}, "limits": {"calls": 3}, "window": {"rolling": {"seconds": 60}}});
     kubectl.apply(&manifest("short", &spec));
     let agent = thousand(&namespace, "patient");
-    agent.until_condition("BudgetExhausted", "True", "BudgetExhausted", 120);
-    let before = status_used(&agent.object()).calls;
+    let before = agent.until("BudgetExhausted=True", STARTUP, |agent| {
+        let is_exhausted = condition(agent, "BudgetExhausted")?["status"] == "True";
+        is_exhausted.then(|| status_used(agent).calls)
+    });
     assert!(before <= 3, "{before} calls");
-    agent.until("calls of the next window", 60, |agent| {
+    agent.until("calls of the next window", 150, |agent| {
         (status_used(agent).calls > 3).then_some(())
     });
 }
@@ -198,7 +200,7 @@ fn the_settled_usage_is_what_a_real_model_server_counted() {
     kubectl.apply(&manifest("exact", &spec));
     let busy = json!({"guardrails": {"maxConsecutiveTurns": 1000}});
     let agent = Agent::apply(&namespace, "counted", &computed(openai(&server.base_url(label))), &busy);
-    agent.until_condition("BudgetExhausted", "True", "BudgetExhausted", 300);
+    agent.until_condition("BudgetExhausted", "True", "BudgetExhausted", 900);
     let counted = server.used(label);
     let budget = kubectl.until("nothing reserved", 60, BUDGETS, "exact", |budget| {
         let quiet = budget["status"]["reserved"]["tokens"].as_i64().unwrap_or(0) == 0;

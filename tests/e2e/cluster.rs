@@ -39,6 +39,17 @@ pub struct ExclusiveCluster {
     _turn: RwLockWriteGuard<'static, ()>,
 }
 
+/// The next test finds a release at rest: no replica that still ends or waits to be restarted, and a leader.
+impl Drop for ExclusiveCluster {
+    fn drop(&mut self) {
+        let is_installed = || self.system.get("deployment", RELEASE).is_some();
+        if !std::thread::panicking() && is_installed() {
+            settled(&self.system);
+            leader(&self.system);
+        }
+    }
+}
+
 /// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
 pub fn shared() -> Option<SharedCluster> {
     let system = installed()?;
@@ -111,20 +122,40 @@ pub fn image() -> String {
     std::env::var("AGENTLOOP_E2E_IMAGE").unwrap_or_else(|_| "localhost/agentloop:dev".into())
 }
 
-/// The replica that leads, once there is exactly one that runs.
+/// The identity of the replica that leads, which is the name of its pod, if a Lease says so.
+pub fn lease_holder(kubectl: &Kubectl) -> Option<String> {
+    let lease = kubectl.get("lease", "agentloop-controller")?;
+    lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+}
+
+/// Installs in `drop`. While a test panics, a failure is not a second panic, which would end all other tests too.
+pub fn restore(install: impl FnOnce()) {
+    if std::thread::panicking() {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(install));
+    } else {
+        install();
+    }
+}
+
+/// The replica that leads, once it runs: the one that holds the Lease and has the label. The label alone stays on a replica that
+/// was killed until its process runs again.
 pub fn leader(system: &Kubectl) -> Value {
-    let deadline = Instant::now() + Duration::from_secs(40);
-    let watch = system.watch("pods", &["-l", LEADER]);
+    let deadline = Instant::now() + Duration::from_secs(90);
     loop {
-        let mut leaders = system.list("pods", LEADER);
-        leaders.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null() && pod["status"]["phase"] == "Running");
-        if leaders.len() == 1 {
-            return leaders.remove(0);
+        let holder = lease_holder(system);
+        let mut labelled = system.list("pods", LEADER);
+        let leads = |pod: &Value| holder.is_some() && pod["metadata"]["name"].as_str() == holder.as_deref();
+        let runs =
+            |pod: &Value| pod["metadata"]["deletionTimestamp"].is_null() && node::find(pod, "controller").is_some();
+        if let Some(found) = labelled.iter().position(|pod| leads(pod) && runs(pod)) {
+            return labelled.swap_remove(found);
         }
         assert!(
-            watch.next(deadline).is_some(),
-            "no single leader within 40 s: {leaders:#?}"
+            Instant::now() < deadline,
+            "no leader within 90 s: {holder:?} holds the Lease, {labelled:#?}"
         );
+        // A change of the Lease, of a label and of a process on the node: no single watch shows all three.
+        std::thread::park_timeout(Duration::from_millis(500));
     }
 }
 
@@ -172,8 +203,24 @@ fn is_settled(pod: &Value) -> bool {
         && node::find(pod, "controller").is_some()
 }
 
-/// The leader's metrics page, as Prometheus would read it.
+/// The leader's metrics page, as Prometheus would read it, once it shows all Agents.
 pub fn metrics(system: &Kubectl) -> String {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let page = metrics_page(system);
+        if series(&page, "agentloop_controller_caches_filled", &[]) == Some(1.0) {
+            return page;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the caches of the leader are not filled: {page}"
+        );
+        // The page is the only place that says so.
+        std::thread::park_timeout(Duration::from_millis(200));
+    }
+}
+
+fn metrics_page(system: &Kubectl) -> String {
     let pod = leader(system);
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
     system.raw(&format!(

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, condition, openai, status_used};
+use super::agents::{Agent, STARTUP, condition, openai, status_used};
 use super::cluster::{self, Namespace, alone, figure};
-use super::model_server::{self, ModelServer, Used, now};
+use super::model_server::{self, Line, ModelServer, Used, now};
 use super::node;
 use crate::support::clusters;
 
@@ -23,7 +23,7 @@ fn loops_continue_during_an_api_server_outage_and_the_status_is_updated_afterwar
     };
     let namespace = Namespace::new(&cluster.system, "api-away");
     let (agent, label) = busy(&namespace, server, "going-on");
-    let pod = agent.until_pod(None, 60);
+    let pod = agent.until_pod(None, STARTUP);
     agent.until_condition("Ready", "True", "LoopRunning", 60);
 
     let pid = std::fs::read_to_string(directory().join("pid/apiserver")).expect("the API server has a pid file");
@@ -59,9 +59,10 @@ fn loops_continue_during_an_api_server_outage_and_the_status_is_updated_afterwar
             >= 3)
             .then_some(())
     });
+    until_reported(&agent, server, &label);
     agent.until_condition("Ready", "True", "LoopRunning", 90);
     same_pod(&agent, &pod);
-    agent.stop(90);
+    stop_at_rest(&agent, server, &label);
     agent.until_counts(&cluster.system, 60, || server.used(&label));
 }
 
@@ -95,13 +96,16 @@ fn a_controller_killed_at_any_moment_stops_no_loop_and_keeps_the_status_correct(
     cluster::leader(&cluster.system);
     same_pod(&first, &pod);
     agents.push((first, first_label));
-    for (agent, _) in &agents {
+    for (agent, label) in &agents {
+        until_reported(agent, server, label);
         agent.until_condition("Ready", "True", "LoopRunning", 90);
         assert!(condition(&agent.object(), "LinkLost").is_none_or(|one| one["status"] == "False"));
-        agent.suspend(true);
+    }
+    for (_, label) in &agents {
+        server.choose(label, "sleep");
     }
     for (agent, label) in &agents {
-        agent.stop(90);
+        stop_at_rest(agent, server, label);
         agent.until_counts(&cluster.system, 60, || server.used(label));
     }
 }
@@ -137,27 +141,27 @@ fn loops_resume_after_the_whole_node_was_restarted() {
             .expect("the script starts");
         assert!(done.success(), "{script} failed");
     }
+    let restarted = now();
+    // Calls went on until the node was down: only the time says that one is of the restarted pod.
     server.until("a call after the restart", &label, 180, |lines| {
-        (lines.len() > before.len() + 2).then_some(())
+        let mut begun = lines.iter().filter(|line| line.event == "begin");
+        begun.any(|line| line.at > restarted).then_some(())
     });
     figure(
         "node_restart_to_loop_turning",
         format!("{:.0}", start.elapsed().as_secs_f64()),
         "s",
     );
-    let last = |lines: &[model_server::Line]| lines.iter().rev().find(|line| line.event == "begin").cloned();
-    let (old, new) = (last(&before), last(&server.lines(&label)));
-    let (old, new) = (
-        old.expect("a call before").messages,
-        new.expect("a call after").messages,
-    );
+    let old = last_begun(&before).expect("a call before").messages.clone();
+    // The call that the restart cut is sent again as it was: only a longer request is of a later turn.
+    let new = server.until("a later turn after the restart", &label, 180, |lines| {
+        let newest = last_begun(lines)?;
+        (newest.at > restarted && newest.messages.len() > old.len()).then(|| newest.messages.clone())
+    });
     let same = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
-    assert!(
-        same + 1 >= old.len() && new.len() > old.len(),
-        "the transcript was lost: {old:?}, {new:?}"
-    );
+    assert!(same + 1 >= old.len(), "the transcript was lost: {old:?}, {new:?}");
 
-    cluster::leader(&cluster.system);
+    until_reported(&turning, server, &label);
     turning.until_condition("Ready", "True", "LoopRunning", 120);
     sleeping.until_pod(None, 60);
     sleeping.until_condition("PodReady", "True", "Running", 60);
@@ -171,6 +175,11 @@ fn loops_resume_after_the_whole_node_was_restarted() {
     turning.until("the counts of the server", 60, |agent| {
         counts_but_for_one(&status_used(agent), &server.used(&label)).then_some(())
     });
+}
+
+/// The call that began last.
+fn last_begun(lines: &[Line]) -> Option<&Line> {
+    lines.iter().rev().find(|line| line.event == "begin")
 }
 
 /// Whether the counts are the server's, but for the call that the restart cut: it may have been on its gateway's disk and
@@ -195,6 +204,22 @@ fn busy<'a>(namespace: &'a Namespace, server: &ModelServer, name: &str) -> (Agen
     let limits = json!({"guardrails": {"maxConsecutiveTurns": 1000}, "model": {"contextTokens": 128_000}});
     let agent = Agent::apply(namespace, name, &openai(&server.base_url(&label)), &limits);
     (agent, label)
+}
+
+/// Waits until a call that ends from now on is in the status. Conditions and the label of the leader may be those of before
+/// a failure; this shows that a replica leads and that the pod is connected to it.
+fn until_reported(agent: &Agent<'_>, server: &ModelServer, label: &str) {
+    let calls = server.used(label).calls;
+    agent.until("a report of a later call", 120, |agent| {
+        (status_used(agent).calls > calls).then_some(())
+    });
+}
+
+/// Stops the Agent while no call is in flight: of a call that is cut, the server may know more than the gateway.
+fn stop_at_rest(agent: &Agent<'_>, server: &ModelServer, label: &str) {
+    server.choose(label, "sleep");
+    agent.until_state("Sleeping", 60);
+    agent.stop(90);
 }
 
 /// The pod is the one it was, and none of its containers was restarted.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, script, scripted};
+use super::agents::{Agent, STARTUP, script, scripted};
 use super::cluster::{Namespace, shared};
 use super::link_client::{LinkUser, block_on, bundle};
 use super::node;
@@ -19,7 +19,7 @@ fn viewers_read_each_event_once_over_a_port_forward_and_others_receive_403() {
     kubectl.apply(&script("script", &turns));
     let spec = json!({"instructions": CANARY, "guardrails": {"maxConsecutiveTurns": 1000}});
     let agent = Agent::apply(&namespace, "told", &scripted("script"), &spec);
-    agent.until_turns(1, 60);
+    agent.until_turns(1, STARTUP);
     for account in ["reader", "visitor"] {
         kubectl.ok(&["create", "serviceaccount", account]);
     }

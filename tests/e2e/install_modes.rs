@@ -4,7 +4,7 @@
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::agents::{Agent, condition, script, scripted};
+use super::agents::{Agent, STARTUP, condition, script, scripted};
 use super::cluster::{self, AGENTS, CHART, Namespace, RELEASE, alone, shared};
 use super::release::{turning, turns, uid};
 use crate::support::kubectl::Kubectl;
@@ -57,9 +57,11 @@ impl<'a> SingleNamespaceInstall<'a> {
 
 impl Drop for SingleNamespaceInstall<'_> {
     fn drop(&mut self) {
-        cluster::install(self.0, &["--set", AT_ONCE]);
-        // Replaces no pod.
-        cluster::install(self.0, &[]);
+        cluster::restore(|| {
+            cluster::install(self.0, &["--set", AT_ONCE]);
+            // Replaces no pod.
+            cluster::install(self.0, &[]);
+        });
     }
 }
 
@@ -74,14 +76,6 @@ fn may(kubectl: &Kubectl, words: &[&str]) -> bool {
         no if no.starts_with("no") => false,
         _ => panic!("kubectl {}: {}", args.join(" "), said.stderr),
     }
-}
-
-/// The identity of the replica that leads in a namespace.
-fn holder(kubectl: &Kubectl) -> String {
-    let lease = kubectl
-        .get("lease", "agentloop-controller")
-        .expect("a release has a Lease");
-    lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Kind and namespace of each object of a release.
@@ -173,7 +167,7 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
 
     let agents = [&team, &platform, &other].map(sleeper);
     for agent in &agents[..2] {
-        agent.until_turns(1, 60);
+        agent.until_turns(1, STARTUP);
         agent.until_condition("Ready", "True", "LoopRunning", 60);
     }
     let alone = agents[2].object();
@@ -181,14 +175,18 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
     assert_eq!(reason, Some(&json!("Pending")), "no release serves it");
     assert!(other.kubectl.list("pods", "").is_empty());
     let pods = kubectl.list("pods", cluster::REPLICAS);
-    let leader = holder(kubectl);
+    let leader = cluster::lease_holder(kubectl).expect("a release has a leader");
     assert!(
         pods.iter()
             .any(|pod| leader.contains(pod["metadata"]["name"].as_str().unwrap())),
         "{leader} leads in {}",
         kubectl.namespace()
     );
-    assert_ne!(leader, holder(system), "each release has a leader of its own");
+    assert_ne!(
+        Some(&leader),
+        cluster::lease_holder(system).as_ref(),
+        "each release has a leader of its own"
+    );
     let events = kubectl.ok(&["get", "events", "--field-selector=type=Warning", "-o", "json"]);
     assert!(
         !events.contains("PodSecurity") && !events.contains("FailedCreate"),
@@ -217,5 +215,5 @@ fn a_release_of_one_namespace_has_no_right_outside_and_works_beside_another_rele
     // Nothing but the missing release was in its way.
     kubectl.helm(&["uninstall", RELEASE]);
     drop(narrowed);
-    agents[2].until_turns(1, 60);
+    agents[2].until_turns(1, STARTUP);
 }

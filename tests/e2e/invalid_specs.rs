@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::agents::{Agent, condition, manifest, openai, script, scripted};
+use super::agents::{Agent, STARTUP, condition, manifest, openai, script, scripted};
 use super::cluster::{Namespace, shared};
 
 #[test]
@@ -78,7 +78,7 @@ fn stuck(agent: &Agent<'_>, reason: &str, words: &[&str]) {
         words.iter().all(|word| message.contains(word)),
         "{message} does not name {words:?}"
     );
-    agent.until("Ready=False, Stalled=True", 10, |agent| {
+    agent.until("Ready=False, Stalled=True", 30, |agent| {
         let is = |type_, status| condition(agent, type_).is_some_and(|one| one["status"] == status);
         (is("Ready", "False") && is("Stalled", "True")).then_some(())
     });
@@ -90,8 +90,9 @@ fn stuck(agent: &Agent<'_>, reason: &str, words: &[&str]) {
 
 /// The pod comes up and nothing of the mistake is left.
 fn heals(agent: &Agent<'_>) {
-    agent.until_condition("Accepted", "True", "Accepted", 30);
-    agent.until_pod(None, 60);
+    // References are checked again after up to 30 s.
+    agent.until_condition("Accepted", "True", "Accepted", 90);
+    agent.until_pod(None, STARTUP);
     agent.until("no Stalled condition", 30, |agent| {
         condition(agent, "Stalled").is_none().then_some(())
     });

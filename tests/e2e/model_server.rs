@@ -233,9 +233,9 @@ impl ModelServer {
         let text = std::fs::read_to_string(&self.record).expect("the record can be read");
         // The last line may be half written.
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        let lines = whole
-            .lines()
-            .map(|line| serde_json::from_str::<Line>(line).expect("a whole line"));
+        // Most lines are of other labels, and not worth parsing.
+        let mentions = whole.lines().filter(|line| line.contains(label));
+        let lines = mentions.map(|line| serde_json::from_str::<Line>(line).expect("a whole line"));
         lines.filter(|line| line.label == label).collect()
     }
 

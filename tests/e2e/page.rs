@@ -212,6 +212,7 @@ fn only_the_leader_serves_the_page_and_the_next_leader_requires_a_new_sign_in() 
     let deadline = Instant::now() + Duration::from_secs(30);
     let is_new = |pod: &Value| pod["metadata"]["uid"] != leader["metadata"]["uid"];
     while !is_new(&watch.next(deadline).expect("another replica leads within 30 s").object) {}
+    let deadline = Instant::now() + Duration::from_secs(30);
     // Until the proxy of the node follows the label, the Service has no endpoint.
     let asked = loop {
         match browser.try_get("/") {

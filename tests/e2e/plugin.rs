@@ -195,6 +195,8 @@ fn viewer_editor_approver_and_administrator_use_the_plugin_against_a_real_cluste
         .collect();
     assert_eq!(did, [json!(format!("note {CANARY}"))]);
     people.talk();
+    // A state that lasts is written after up to 15 s.
+    agent.until_state("Sleeping", 60);
     people.read();
     People::read_with_a_certificate(kubectl);
     people.hold(&agent);

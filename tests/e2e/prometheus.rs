@@ -11,6 +11,7 @@ use super::approvals;
 use super::budgets;
 use super::cluster::{self, Namespace, shared};
 use super::toolbox::write;
+use crate::support::dashboards::queries;
 use crate::support::prometheus::Prometheus;
 
 #[test]
@@ -48,15 +49,12 @@ fn prometheus_scrapes_the_controller_and_answers_queries_with_and_without_honor_
     );
     let reconciles = "sum(controller_runtime_reconcile_total{job=\"honest\",controller=\"agent\"}) > bool 0";
     assert_eq!(prometheus.until_value(reconciles), "1");
-    assert_eq!(
-        prometheus.until_value("count(up == 0) or vector(0)"),
-        "0",
-        "every scrape worked"
-    );
+    // A scrape has a second, which a busy machine may need for itself.
+    prometheus.until_some("every target at once", "min(up) == 1");
 }
 
 #[test]
-fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_and_its_sensor() {
+fn every_query_of_the_dashboards_shows_something_of_a_running_agent_its_budget_and_its_sensor() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "dashboard");
     let limits = json!({
@@ -64,6 +62,10 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     });
     let spec = json!({"selector": {}, "limits": limits, "window": {"rolling": {"seconds": 3600}}});
     namespace.kubectl.apply(&budgets::manifest("shown", &spec));
+    // Only a window that ends at a known time has it to show while there is room.
+    let monthly = json!({"calendar": {"period": "Monthly", "timeZone": "UTC"}});
+    let spec = json!({"selector": {}, "limits": {"calls": 100_000}, "window": monthly});
+    namespace.kubectl.apply(&budgets::manifest("monthly", &spec));
     let usage = json!({"inputTokens": 900, "outputTokens": 100});
     let turns = json!([
         {"text": "hello", "usage": usage, "toolCalls": [write("note.txt", "hello")]},
@@ -100,30 +102,28 @@ fn every_panel_of_the_dashboard_shows_something_of_a_running_agent_its_budget_an
     let leader = cluster::leader(&cluster.system);
     let address = leader["status"]["podIP"].as_str().expect("the leader has an address");
     let prometheus = scrape_twice(&format!("{address}:{}", cluster::metrics_port(&leader)));
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");
     let ns = namespace.kubectl.namespace();
-    let mut empty = Vec::new();
-    for board in std::fs::read_dir(folder).expect("the dashboards") {
-        let text = std::fs::read_to_string(board.expect("a file").path()).expect("a dashboard");
-        let board: Value = serde_json::from_str(&text).expect("JSON");
-        for panel in board["panels"].as_array().expect("panels") {
-            let title = panel["title"].as_str().expect("a title");
-            let targets = panel["targets"].as_array().into_iter().flatten();
-            let queries = targets.map(|target| query(target["expr"].as_str().expect("a query"), ns));
-            let queries: Vec<String> = queries.collect();
-            if !queries.is_empty() && !WITHOUT_DATA.contains(&title) {
-                empty.push((format!("{}: {title}", board["title"]), queries));
-            }
-        }
-    }
-    assert!(empty.len() >= 60, "{} panels", empty.len());
+    let mut empty = queries(&[
+        ("$controller_namespace", "scraper"),
+        ("$namespace", ns),
+        ("$agent", ".+"),
+        ("$budget", ".+"),
+        ("$sensor", ".+"),
+        ("$job", "honest"),
+        ("$instance", ".+"),
+        ("$__rate_interval", "30s"),
+        ("$__interval", "5s"),
+        ("$__range", "1m"),
+    ]);
+    empty.retain(|query| WITHOUT_DATA.iter().all(|(place, _)| query.place != *place));
+    assert!(empty.len() >= 100, "{} queries", empty.len());
     let deadline = Instant::now() + Duration::from_secs(90);
     while !empty.is_empty() && Instant::now() < deadline {
-        empty.retain(|(_, queries)| !prometheus.has_any(queries));
+        empty.retain(|query| !prometheus.has_any(&query.query));
         // Prometheus scrapes once a second, without announcing it.
         std::thread::park_timeout(Duration::from_millis(200));
     }
-    assert!(empty.is_empty(), "panels without data: {empty:#?}");
+    assert!(empty.is_empty(), "queries without data: {empty:#?}");
     // What must not only be there, but be more than nothing while the Agent spends.
     for metric in [
         "used_tokens",
@@ -200,24 +200,23 @@ fn promtool_reports_no_problems_of_the_metrics_page() {
     );
 }
 
-/// The panel that shows something only with a database.
-const WITHOUT_DATA: [&str; 1] = ["Database last answered"];
-
-/// A query of a dashboard with values for its variables.
-fn query(text: &str, namespace: &str) -> String {
-    let text = text.replace("$namespace", namespace).replace("$job", "honest");
-    let text = ["$agent", "$budget", "$sensor", "$instance"]
-        .iter()
-        .fold(text, |text, variable| text.replace(variable, ".+"));
-    // These targets have no namespace.
-    let text = text.replace("$controller_namespace", ".*");
-    let text = text
-        .replace("$__rate_interval", "30s")
-        .replace("$__range", "1m")
-        .replace("$__interval", "5s");
-    assert!(!text.contains('$'), "a variable without a value: {text}");
-    text
-}
+/// Queries that have no data here, and why.
+const WITHOUT_DATA: [(&str, &str); 5] = [
+    ("agentloop / Operator: Database last answered A", "there is no database"),
+    ("agentloop / Agent: Pause reasons B", "no Agent repeats itself"),
+    (
+        "agentloop / Agent: Tokens by type B",
+        "a scripted model does not reason",
+    ),
+    (
+        "agentloop / Agent: Calls refused or not billed exactly B",
+        "each call reports its usage",
+    ),
+    (
+        "agentloop / Agent: Calls refused or not billed exactly C",
+        "no call is cut",
+    ),
+];
 
 /// Scrapes one target twice: as the documentation asks for, and with Prometheus' own defaults.
 fn scrape_twice(target: &str) -> Prometheus {

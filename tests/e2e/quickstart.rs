@@ -1,21 +1,27 @@
 //! The first steps of a new user: apply the quickstart, and look at the Agent.
 
+use std::time::Instant;
+
 use serde_json::Value;
 
 use super::agents::{Agent, status_used};
-use super::cluster::{self, Namespace, shared};
+use super::cluster::{self, Namespace, figure, shared};
 
 #[test]
 fn the_quickstart_turns_sleeps_wakes_and_counts_in_a_restricted_namespace() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "quickstart");
     let kubectl = &namespace.kubectl;
+    let begun = Instant::now();
     kubectl.ok(&[
         "apply",
         "-f",
         concat!(env!("CARGO_MANIFEST_DIR"), "/examples/quickstart.yaml"),
     ]);
     let agent = Agent::named(&namespace, "quickstart");
+    agent.until_turns(1, 90);
+    let seconds = format!("{:.1}", begun.elapsed().as_secs_f64());
+    figure("quickstart_applied_to_first_turn", seconds, "s");
     kubectl.wait("agents.agentloop.dev/quickstart", "condition=Ready", 90);
     let pod = agent.until_pod(None, 30);
     nothing_of_the_cluster_is_in_the_pod(&pod);
@@ -120,7 +126,7 @@ fn delete_takes_everything(agent: &Agent<'_>) {
 #[test]
 fn the_release_runs_two_replicas_and_one_leads() {
     let Some(cluster) = shared() else { return };
-    let pods = cluster.system.list("pods", "app.kubernetes.io/instance=agentloop");
+    let pods = cluster::settled(&cluster.system);
     assert_eq!(pods.len(), 2, "{pods:#?}");
     let leader = cluster::leader(&cluster.system);
     assert!(

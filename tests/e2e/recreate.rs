@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, manifest, script, scripted};
+use super::agents::{Agent, STARTUP, manifest, script, scripted};
 use super::cluster::{Namespace, shared};
 
 #[test]
@@ -13,7 +13,7 @@ fn an_agent_deleted_and_applied_twenty_times_in_a_row_starts_with_an_empty_journ
     kubectl.apply(&script("turns", &json!({"turns": [{"text": "nothing new"}]})));
     let manifest = manifest("coast", &scripted("turns"), &json!({}));
     kubectl.apply(&manifest);
-    let first = Agent::named(&namespace, "coast").until_turns(1, 60);
+    let first = Agent::named(&namespace, "coast").until_turns(1, STARTUP);
     for _ in 0..20 {
         kubectl.ok(&["delete", "agents.agentloop.dev", "coast", "--wait=false"]);
         kubectl.apply(&manifest);
@@ -23,15 +23,15 @@ fn an_agent_deleted_and_applied_twenty_times_in_a_row_starts_with_an_empty_journ
     assert_ne!(life["metadata"]["uid"], first["metadata"]["uid"]);
     let claim = || kubectl.get("persistentvolumeclaims", "coast-state").unwrap();
     let owner = |claim: &Value| claim["metadata"]["ownerReferences"][0]["uid"].clone();
-    let pod = agent.until_pod(None, 90);
+    let pod = agent.until_pod(None, STARTUP);
     assert_eq!(owner(&pod), life["metadata"]["uid"]);
     let before = claim();
     assert_eq!(owner(&before), life["metadata"]["uid"]);
     // The next pod finds the claim, and the journal in it.
-    let begun = agent.until_turns(1, 60);
+    let begun = agent.until_turns(1, STARTUP);
     let turns = begun["status"]["usage"]["turns"].as_i64().unwrap();
     kubectl.ok(&["delete", "pod", "coast", "--wait=false"]);
-    agent.until_pod(Some(&pod), 90);
+    agent.until_pod(Some(&pod), STARTUP);
     agent.until_turns(turns + 1, 60);
     assert_eq!(claim()["metadata"]["uid"], before["metadata"]["uid"]);
 }

@@ -1,4 +1,4 @@
-//! Upgrade, failover and uninstall of the release do not affect running loops.
+//! Upgrade, rollback, failover and uninstall of the release do not affect running loops.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub(super) fn turns(agent: &Agent<'_>) -> i64 {
 }
 
 #[test]
-fn an_upgrade_of_the_controller_restarts_no_loop() {
+fn an_upgrade_of_the_controller_and_its_rollback_restart_no_loop() {
     let Some(cluster) = alone() else { return };
     let namespace = Namespace::new(&cluster.system, "upgrade");
     let agent = turning(&namespace);
@@ -48,12 +48,17 @@ fn an_upgrade_of_the_controller_restarts_no_loop() {
         uid(&pod),
         "the upgrade restarted a loop"
     );
-    cluster::install(&cluster.system, &[]);
+    cluster
+        .system
+        .helm(&["rollback", RELEASE, "--wait", "--timeout", "120s"]);
+    let back = cluster::leader(&cluster.system);
+    assert_ne!(uid(&new), uid(&back), "the rollback replaced the controller");
     agent.until_turns(turns(&agent) + 10, 60);
+    agent.until_condition("Ready", "True", "LoopRunning", 60);
     assert_eq!(
         uid(&agent.until_pod(None, 30)),
         uid(&pod),
-        "the second upgrade restarted a loop"
+        "the rollback restarted a loop"
     );
 }
 

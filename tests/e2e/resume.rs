@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::agents::{Agent, openai};
+use super::agents::{Agent, STARTUP, openai};
 use super::cluster::{AGENTS, Namespace, shared};
 use super::model_server::{self, Line};
 use super::node;
@@ -23,11 +23,11 @@ fn transcript_and_turns_survive_pod_deletion_and_kills_of_each_container() {
             "guardrails": {"maxConsecutiveTurns": 1000}, "model": {"contextTokens": 128_000}
         }),
     );
-    let pod = agent.until_pod(None, 60);
-    server.until_in_call(label, 30);
+    let pod = agent.until_pod(None, STARTUP);
+    server.until_in_call(label, 60);
     node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
-    server.until_in_call(label, 30);
+    server.until_in_call(label, 60);
     node::kill(&pod, "gateway");
     agent.until_restarted("gateway", 1, 60);
     server.until_in_call(label, 60);

@@ -3,7 +3,7 @@
 use pretty_assertions::assert_eq;
 use serde_json::json;
 
-use super::agents::{Agent, openai, script, scripted};
+use super::agents::{Agent, STARTUP, openai, script, scripted};
 use super::approvals::{answer, gates};
 use super::cluster::{self, AGENTS, Namespace, SYSTEM, shared};
 use super::goals::goal_without_totals;
@@ -46,7 +46,7 @@ fn no_key_prompt_or_answer_appears_in_describe_events_logs_metrics_plugin_or_rep
     model["apiKeySecretRef"] = json!({"name": "provider", "key": "key"});
     let from = json!({"loop": {"maxConsecutiveErrors": 100, "maxDelayMilliseconds": 500}, "instructions": null, "instructionsFrom": {"configMapKeyRef": {"name": "prompt", "key": "text"}}});
     let agent = Agent::apply(&namespace, "discreet", &model, &from);
-    agent.until_turns(3, 60);
+    agent.until_turns(3, STARTUP);
     // Errors of every kind carry the provider's own words, which may repeat the prompt.
     for fault in ["garbage", "401", "404", "500"] {
         server.choose(label, fault);
@@ -181,7 +181,10 @@ fn pages_of_operators(system: &Kubectl, agent: &Agent<'_>, reads: &[&[&str]]) ->
 /// Metrics and logs.
 fn pages_of_the_controller(system: &Kubectl) -> Vec<(String, String)> {
     let mut pages = vec![("metrics".to_owned(), cluster::metrics(system))];
-    for pod in system.ok(&["get", "pods", "-o", "name"]).lines() {
+    for pod in system
+        .ok(&["get", "pods", "-l", cluster::REPLICAS, "-o", "name"])
+        .lines()
+    {
         let log = system.ok(&["logs", pod, "--all-containers", "--tail=-1"]);
         pages.push((format!("{SYSTEM}/{pod}"), log));
     }
@@ -190,7 +193,7 @@ fn pages_of_the_controller(system: &Kubectl) -> Vec<(String, String)> {
 
 fn no_canary(pages: &[(String, String)], canaries: &[&str]) {
     for (place, page) in pages {
-        assert!(page.len() > 100, "{place} has something to look at: {page}");
+        assert!(page.len() > 40, "{place} has something to look at: {page}");
         for canary in canaries {
             let line = page.lines().find(|line| line.contains(canary));
             assert!(line.is_none(), "{canary} shows in {place}: {line:?}");

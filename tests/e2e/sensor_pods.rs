@@ -22,7 +22,7 @@ pub const POD: &str = "orders-sensor-0";
 pub const KEY: &str = "only-to-try-it-out";
 
 /// Longest time that a sender waits for an answer.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Who sends to the Service of a Sensor, by way of the API server.
 pub struct Sender {

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::agents::{Agent, openai};
-use super::cluster::{Namespace, figure, shared};
+use super::agents::{Agent, STARTUP, openai};
+use super::cluster::{Namespace, alone, figure};
 use super::model_server;
 use crate::support::http;
 
@@ -12,7 +12,8 @@ const GOAL_MILLISECONDS: f64 = 250.0;
 
 #[test]
 fn suspend_ends_model_traffic_within_a_quarter_second_and_unsuspend_continues() {
-    let (Some(cluster), Some(server)) = (shared(), model_server::faulty()) else {
+    // Other tests would be part of the figure.
+    let (Some(cluster), Some(server)) = (alone(), model_server::faulty()) else {
         return;
     };
     let namespace = Namespace::new(&cluster.system, "suspend");
@@ -23,7 +24,7 @@ fn suspend_ends_model_traffic_within_a_quarter_second_and_unsuspend_continues() 
     let mut took = Vec::new();
     for _ in 0..3 {
         server.choose(label, "endless");
-        let call = server.until_in_call(label, 60);
+        let call = server.until_in_call(label, STARTUP);
         agent.until_state("Running", 30);
         let asked = model_server::now();
         let (status, body) = http::request(

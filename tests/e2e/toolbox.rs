@@ -52,6 +52,13 @@ pub fn inside(agent: &Agent<'_>, container: &str, command: &str) -> String {
         .ok(&["exec", &agent.name, "-c", container, "--", "/bin/sh", "-c", command])
 }
 
+/// The same, whatever comes of it.
+fn try_inside(agent: &Agent<'_>, container: &str, command: &str) {
+    agent
+        .kubectl
+        .run(&["exec", &agent.name, "-c", container, "--", "/bin/sh", "-c", command]);
+}
+
 fn asleep(agent: &Agent<'_>, turns: i64) -> Value {
     agent.until("a sleep", 180, |agent| {
         let state = &agent["status"]["loop"];
@@ -311,7 +318,9 @@ fn servers_of_others_run_as_containers_over_standard_input_and_over_http() {
 
     // The server behind the bridge dies: it is started again, and the container is not.
     inside(&agent, "mcp-std", "killall -9 node");
-    inside(&agent, "mcp-web", "kill -INT 1");
+    // The command ends with the container that it ends.
+    try_inside(&agent, "mcp-web", "kill -INT 1");
+    agent.until_restarted("mcp-web", 1, 120);
     wake(&agent, "again");
     asleep(&agent, 2);
     let mut seen = outcomes(&namespace.kubectl, &agent.name);

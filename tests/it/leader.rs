@@ -296,6 +296,7 @@ pub async fn options(election: bool) -> ControllerOptions {
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
         metrics_address: free_address().await,
         metrics_authentication: agentloop::controller::auth::metrics_access::MetricsAuthentication::None,
+        metrics_hosts: Vec::new(),
         per_object: agentloop::telemetry::families::PerObject::Full,
         probe_address: free_address().await,
         link_address: free_address().await,

@@ -228,6 +228,7 @@ pub fn busy(name: &str) -> Value {
     usage["toolCalls"] = json!(9);
     usage["actions"] = json!(4);
     usage["deniedToolCalls"] = json!(2);
+    usage["failedTurns"] = json!(3);
     usage["tasks"] = json!({"completed": 6, "failed": 1, "limitReached": 2});
     usage["byModel"] = json!([used]);
     usage["byTool"] = json!([{"tool": "files__read", "ok": 5, "error": 2, "denied": 1, "unavailable": 1, "unknown": 1,
@@ -450,7 +451,7 @@ async fn a_deleted_agent_leaves_no_series_behind() {
     // The sum of the namespace, which does not have its 11 turns from before this process, stays.
     let text = metrics.text();
     assert!(
-        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\"} 0\n"),
+        text.contains("agentloop_namespace_turns_total{namespace=\"team-a\",outcome=\"Completed\"} 0\n"),
         "{text}"
     );
 }
@@ -485,9 +486,9 @@ fn healthy(name: &str) -> Value {
 async fn a_thousand_healthy_agents_have_as_many_series_as_the_formula_yields_at_each_level() {
     let agents: Vec<Value> = (0..1000).map(|number| healthy(&format!("agent-{number}"))).collect();
     // info, created, two generations; state, last turn; five conditions; turns, tool calls, refused calls; calls, four types of
-    // tokens and cost of one model; of each of two tools one outcome, and sum and count of its time.
-    let full = 4 + 2 + 5 + 3 + 6 + 2 * 3;
-    assert_eq!(full, 26);
+    // tokens and cost of one model; of each of two tools one outcome and its time.
+    let full = 4 + 2 + 5 + 3 + 6 + 2 * 2;
+    assert_eq!(full, 24);
     // info, state; five conditions; tokens and cost.
     let minimal = 2 + 5 + 5;
     for (level, each) in [
@@ -515,8 +516,8 @@ async fn a_thousand_healthy_agents_have_as_many_series_as_the_formula_yields_at_
             PerObject::Disabled => 0,
         };
         assert_eq!(count("agentloop_sensor_"), sensor, "{level:?}");
-        // Agents by state; approvals, calls, cost, refused calls, turns; outcomes of tasks and tools; types of tokens.
-        let namespace = 7 + GuardrailTrip::all().count() + 5 + 3 + 5 + 4;
+        // Agents by state; approvals, calls, cost, refused calls; outcomes of turns, tasks and tools; types of tokens.
+        let namespace = 7 + GuardrailTrip::all().count() + 4 + 2 + 3 + 5 + 4;
         assert_eq!(count("agentloop_namespace_"), namespace, "{level:?}");
         let all = text.lines().filter(|line| !line.starts_with('#')).count();
         let own = all - 1000 * without_report - budget - sensor - namespace;

@@ -5,8 +5,10 @@
 mod cluster_roles;
 mod forward;
 mod harness;
+mod impersonation;
 mod link;
 mod program;
+mod rejections;
 mod roles;
 mod screens;
 mod unreachable;
@@ -273,6 +275,59 @@ async fn all_namespaces_are_refused_by_what_acts_on_one() {
         assert!(refused.err.contains("name one namespace with -n"), "{}", refused.err);
     }
     assert_eq!(harness.server.take_writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_format_is_refused_by_what_does_not_print_it() {
+    let harness = PluginHarness::start();
+    harness.put_agent("helper", &json!({"loop": {"state": "Running"}}));
+    harness.server.take_writes();
+    for line in [
+        "pause helper -o json",
+        "approve helper -o yaml",
+        "budget top-up team --calls 1 -o json",
+        "logs helper -o json",
+        "events helper -o yaml",
+        "chat helper -o json",
+        "report --dry-run -o yaml",
+    ] {
+        let refused = harness.run(line).await;
+        assert_eq!(refused.status, ExitStatus::Usage, "{line}");
+        assert!(refused.err.contains("--output (-o)"), "{}", refused.err);
+    }
+    assert_eq!(harness.server.take_writes(), Vec::<String>::new());
+    let done = harness.run("pause helper -o wide").await;
+    assert_eq!(done.status, ExitStatus::Success, "{}", done.err);
+}
+
+#[tokio::test]
+async fn no_objects_are_an_empty_list_in_data_and_a_sentence_otherwise() {
+    let harness = PluginHarness::start();
+    for (line, list, text, note) in [
+        ("status", "/items", "", "No Agents were found in namespace team-a.\n"),
+        ("status -A -l team=a", "/items", "", "No Agents were found.\n"),
+        ("approvals", "", "No gate is open.\n", ""),
+        ("budget top", "", "There are no AgentBudgets.\n", ""),
+    ] {
+        let done = harness.run(line).await;
+        assert_eq!(
+            (done.status, &*done.out, &*done.err),
+            (ExitStatus::Success, text, note),
+            "{line}"
+        );
+        let done = harness.run(&format!("{line} -o json")).await;
+        assert_eq!((done.status, &*done.err), (ExitStatus::Success, ""), "{line}");
+        let data: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(data.pointer(list), Some(&json!([])), "{line}: {data}");
+    }
+    for line in ["cost -o json", "cost --by model -o json", "cost --since 1h -o json"] {
+        let done = harness.run(line).await;
+        assert_eq!(
+            (done.status, &*done.out, &*done.err),
+            (ExitStatus::Success, "[]\n", ""),
+            "{line}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -231,6 +231,8 @@ fn the_archive_of_the_chart_has_the_address_and_the_image_of_the_release() {
     let values: Value = serde_yaml::from_str(&show("values")).unwrap();
     assert_eq!(values["image"]["repository"], "registry.example/team/agentloop");
     assert_eq!(values["image"]["digest"], digest);
+    let runbooks = format!("https://example.com/agentloop/blob/v{version}/docs/runbooks");
+    assert_eq!(values["metrics"]["prometheusRule"]["runbookBaseURL"], runbooks);
     let readme = show("readme");
     assert!(readme.contains("| `image.repository` |") && readme.contains("`registry.example/team/agentloop` |"));
     assert!(

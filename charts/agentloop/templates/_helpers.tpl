@@ -184,9 +184,22 @@ url(p[1]).getPort() != '' ? string(int(url(p[1]).getPort())) : url(p[1]).getSche
 e.split('/').filter(part, !(part in ['', '.'])).join('/'))[0]])
 {{- end }}
 
-{{/* What Prometheus presents to /metrics: a dict with `monitor` (its values), `name` (of these values) and `root`. */}}
-{{- define "agentloop.scrapeAuthorization" -}}
+{{/* Name of the metrics Service in the certificate of /metrics. */}}
+{{- define "agentloop.metricsHost" -}}
+{{ printf "%s-metrics.%s.svc" (include "agentloop.fullname" .) (include "agentloop.namespace" .) }}
+{{- end }}
+
+{{/* How Prometheus connects to /metrics, and what it presents: a dict with `monitor` (its values), `name` (of these values) and
+  `root`. The ConfigMap has the certificate of the authority alone. */}}
+{{- define "agentloop.scrapeConnection" -}}
 {{- $secret := .monitor.bearerTokenSecret -}}
+{{- if eq .root.Values.metrics.authentication "Token" }}
+scheme: https
+tlsConfig:
+  ca:
+    configMap: {name: agentloop-metrics-ca, key: ca.crt}
+  serverName: {{ include "agentloop.metricsHost" .root }}
+{{- end }}
 {{- if $secret.name }}
 authorization:
   type: Bearer
@@ -214,6 +227,10 @@ authorization:
   value: {{ .Values.metrics.perObject }}
 - name: AGENTLOOP_METRICS_AUTHENTICATION
   value: {{ .Values.metrics.authentication | quote }}
+{{- if eq .Values.metrics.authentication "Token" }}
+- name: AGENTLOOP_METRICS_HOSTS
+  value: {{ include "agentloop.metricsHost" . | quote }}
+{{- end }}
 {{- if .Values.page.enabled }}
 - name: AGENTLOOP_PAGE_ADDRESS
   value: "[::]:8444"

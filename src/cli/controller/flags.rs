@@ -94,6 +94,10 @@ pub(in crate::cli) struct ControllerArgs {
     /// What a reader of /metrics must present: nothing, or a token whose user may get the URL /metrics.
     #[arg(long, value_enum, env = "AGENTLOOP_METRICS_AUTHENTICATION", default_value = "None")]
     pub(super) metrics_authentication: MetricsAuthentication,
+    /// Comma-separated host names in the certificate of /metrics, besides localhost and the name of the pod. With
+    /// --metrics-authentication Token, /metrics is served over HTTPS only.
+    #[arg(long, env = "AGENTLOOP_METRICS_HOSTS", value_delimiter = ',')]
+    pub(super) metrics_hosts: Vec<String>,
     /// Series of single Agents, AgentBudgets and Sensors in /metrics.
     #[arg(long, value_enum, env = "AGENTLOOP_METRICS_PER_OBJECT", default_value = "Full")]
     pub(super) metrics_per_object: PerObject,

@@ -73,8 +73,7 @@ impl ControllerArgs {
             denied_ranges: given(self.egress_denied_cidrs),
             environment: log_variables(|name| std::env::var(name).ok(), self.otlp_headers_secret.as_deref()),
         };
-        let page_hosts = given(self.page_hosts);
-        let page = self.page_address.map(|address| page(address, page_hosts)).transpose()?;
+        let page = page(self.page_address, given(self.page_hosts))?;
         let webhook_url = self.approval_webhook_url.filter(|url| !url.is_empty());
         let gate_webhook = webhook_url.map(|url| webhook(&url, self.approval_webhook_secret_file.as_deref()));
         let (ca_file, retention_days) = (self.history_postgres_ca_file, self.history_retention_days);
@@ -112,6 +111,7 @@ impl ControllerArgs {
             sensor_pods,
             metrics_address: self.metrics_address,
             metrics_authentication: self.metrics_authentication,
+            metrics_hosts: metrics_hosts(given(self.metrics_hosts), pod_name.as_deref())?,
             per_object: self.metrics_per_object,
             probe_address: self.probe_address,
             link_address: self.link_address,
@@ -143,17 +143,35 @@ fn link_host(url: &str) -> anyhow::Result<String> {
     Ok(host.trim_matches(['[', ']']).into())
 }
 
-/// The page, with the names in its certificate.
-fn page(address: SocketAddr, given: Vec<String>) -> anyhow::Result<PageSettings> {
+/// The page, with the names in its certificate, if it is served.
+fn page(address: Option<SocketAddr>, given: Vec<String>) -> anyhow::Result<Option<PageSettings>> {
+    let Some(address) = address else { return Ok(None) };
+    let hosts = certificate_hosts("--page-hosts", given)?;
+    Ok(Some(PageSettings { address, hosts }))
+}
+
+/// The names in the certificate of the metrics.
+fn metrics_hosts(given: Vec<String>, pod_name: Option<&str>) -> anyhow::Result<Vec<String>> {
+    let mut hosts = certificate_hosts("--metrics-hosts", given)?;
+    hosts.extend(pod_name.filter(|name| is_host(name)).map(str::to_owned));
+    Ok(hosts)
+}
+
+/// The names in a certificate: those of this machine, for port-forwards, and those that the flag gives.
+fn certificate_hosts(flag: &str, given: Vec<String>) -> anyhow::Result<Vec<String>> {
     let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".into(), "::1".into()];
     for host in given {
         ensure!(
-            ServerName::try_from(host.as_str()).is_ok(),
-            "--page-hosts: {host} is neither a host name nor an IP address"
+            is_host(&host),
+            "{flag}: {host} is neither a host name nor an IP address"
         );
         hosts.push(host);
     }
-    Ok(PageSettings { address, hosts })
+    Ok(hosts)
+}
+
+fn is_host(name: &str) -> bool {
+    ServerName::try_from(name).is_ok()
 }
 
 /// The webhook that announces gates. Errors do not repeat the URL, whose path may be a secret.
@@ -219,6 +237,31 @@ mod tests {
         );
         let other = options(&["--pod-name=a", "--link-url=https://[::1]:9443"]).unwrap();
         assert_eq!(other.link_hosts.last().unwrap(), "::1");
+    }
+
+    #[test]
+    fn the_certificate_of_the_metrics_names_this_machine_the_service_and_the_pod() {
+        let hosts = |flags: &[&str]| options(flags).map(|options| options.metrics_hosts);
+        let service = "--metrics-hosts=agentloop-metrics.system.svc";
+        assert_eq!(
+            hosts(&["--pod-name=agentloop-7", service]).unwrap(),
+            [
+                "localhost",
+                "127.0.0.1",
+                "::1",
+                "agentloop-metrics.system.svc",
+                "agentloop-7"
+            ]
+        );
+        let local = ["--pod-name=no host", "--leader-elect=false"];
+        assert_eq!(hosts(&local).unwrap(), ["localhost", "127.0.0.1", "::1"]);
+        let error = hosts(&["--pod-name=a", "--metrics-hosts=no host"])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("--metrics-hosts: no host is neither a host name nor"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -191,6 +191,39 @@ fn a_loop_that_has_ended_does_not_start_again_while_a_request_to_stop_is_open() 
 }
 
 #[test]
+fn a_suspend_waits_for_a_running_pod_that_a_new_leader_has_not_heard_yet() {
+    let mut situation = Situation::new();
+    let mut agent = agent();
+    agent.spec.suspend = true;
+    situation.snapshot().report = None;
+    let after = |seconds| now() + SignedDuration::from_secs(seconds);
+    let intent_at = |situation: &mut Situation, moment| {
+        situation.snapshot().now = moment;
+        PodSituation {
+            agent: &agent,
+            snapshot: &situation.observed.snapshot,
+            settings: &settings(),
+        }
+        .intent()
+    };
+    let removed = Intent::Remove(RestReason::Suspended);
+    // The first look of a leader, and later ones until the pod had time to attach.
+    assert_eq!(intent_at(&mut situation, now()), Intent::AwaitStop(after(15)));
+    situation.snapshot().memory.listening = Some(("pod".into(), now()));
+    assert_eq!(intent_at(&mut situation, after(14)), Intent::AwaitStop(after(15)));
+    assert_eq!(intent_at(&mut situation, after(15)), removed);
+    // Once it is heard, the grace period of a suspend applies.
+    situation.snapshot().last_contact = Some(after(2));
+    situation.snapshot().memory.suspend_asked = Some(after(2));
+    assert_eq!(intent_at(&mut situation, after(4)), Intent::AwaitStop(after(5)));
+    assert_eq!(intent_at(&mut situation, after(5)), removed);
+    // What does not run has nothing to report.
+    situation.snapshot().last_contact = None;
+    situation.snapshot().pod.as_mut().unwrap().reason = PodReason::Starting;
+    assert_eq!(intent_at(&mut situation, now()), removed);
+}
+
+#[test]
 fn a_pod_is_silent_after_its_run_lease_and_only_if_it_may_attach() {
     let mut situation = Situation::new();
     let after = |seconds| now() + SignedDuration::from_secs(seconds);

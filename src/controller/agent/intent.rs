@@ -20,6 +20,10 @@ use crate::link::messages::LoopReport;
 
 /// How long a pod may take to report that it stopped before the pod of a suspended Agent is deleted.
 pub(super) const SUSPEND_GRACE_PERIOD: Duration = Duration::from_secs(3);
+/// How long a running pod that this leader has not heard yet may take to attach before it is deleted for a suspend. A
+/// gateway without a link tries again every five seconds at most, and a new leader becomes reachable within seconds. A pod
+/// that is deleted earlier cannot report its last calls.
+const ATTACH_PERIOD: SignedDuration = SignedDuration::from_secs(15);
 /// How long after its grace period a terminating pod is overdue, so that its node is checked.
 const OVERDUE: Duration = Duration::from_secs(30);
 
@@ -175,17 +179,26 @@ impl PodSituation<'_> {
         Intent::Keep
     }
 
-    /// Suspends in two steps: the directive first, so that the loop can stop cleanly; then the deletion,
-    /// once the pod has reported that it stopped, has no contact, or [`SUSPEND_GRACE_PERIOD`] is over.
+    /// Suspends in two steps: the directive first, so that the loop can stop cleanly; then the deletion, once the pod has
+    /// reported that it stopped, or [`SUSPEND_GRACE_PERIOD`] is over, or [`ATTACH_PERIOD`] for a running pod without contact.
     fn suspend(&self, pod: &PodState) -> Intent {
+        let (memory, now) = (&self.snapshot.memory, self.snapshot.now);
         let stopped = self.report().is_some_and(|report| report.state == LoopState::Stopped);
-        let grace_period = SUSPEND_GRACE_PERIOD;
-        let asked = self.snapshot.memory.suspend_asked.unwrap_or(self.snapshot.now);
-        let listens = self.snapshot.last_contact.is_some();
-        if listens && !stopped && !pod.ended && self.snapshot.now < asked + grace_period {
-            return Intent::AwaitStop(asked + grace_period);
+        if stopped || pod.ended {
+            return Intent::Remove(RestReason::Suspended);
         }
-        Intent::Remove(RestReason::Suspended)
+        let patience = if self.snapshot.last_contact.is_some() {
+            Some(memory.suspend_asked.unwrap_or(now) + SUSPEND_GRACE_PERIOD)
+        } else if pod.reason == PodReason::Running {
+            let listening = memory.listening.as_ref().filter(|(uid, _)| *uid == pod.uid);
+            Some(listening.map_or(now, |(_, since)| *since) + ATTACH_PERIOD)
+        } else {
+            None
+        };
+        match patience.filter(|moment| now < *moment) {
+            Some(moment) => Intent::AwaitStop(moment),
+            None => Intent::Remove(RestReason::Suspended),
+        }
     }
 
     /// The reason why no pod is wanted, if any.

@@ -18,6 +18,7 @@ use crate::api::{NamespacedName, Sensor};
 use crate::controller::agent;
 use crate::controller::auth::access::ClientAuthorizer;
 use crate::controller::auth::identity::PodAuthenticator;
+use crate::controller::auth::metrics_access::MetricsAuthentication;
 use crate::controller::budget::accounts::DocumentPart;
 use crate::controller::budget::ledger::LedgerState;
 use crate::controller::budget::presenter::BudgetPresenter;
@@ -35,6 +36,7 @@ use crate::controller::runtime::{EventSink, GRACE, ReconcileMetrics, WallClock};
 use crate::controller::sensor::{self, SensorRegistry};
 use crate::controller::task_relay::TaskRelay;
 use crate::controller::tls::certificates::LinkCertificates;
+use crate::controller::tls::metrics::MetricsCaPublisher;
 use crate::link::deliveries::DELIVERY_SECONDS;
 use crate::link::server::{self, LinkLimits};
 use crate::link::task_requests::ACCEPT_SECONDS;
@@ -147,7 +149,7 @@ impl Leader {
             with_agents: watch::Sender::default(),
             with_sensors: watch::Sender::default(),
         };
-        let published = vec![bundle.with_agents.subscribe(), bundle.with_sensors.subscribe()];
+        let mut published = vec![bundle.with_agents.subscribe(), bundle.with_sensors.subscribe()];
         let (events, queue) = EventSink::new();
         let budgets = self.budgets(&loops, events.clone(), clock);
         let (relay, changed_sensors) = DeliveryRelay::new(Duration::from_secs(DELIVERY_SECONDS));
@@ -170,6 +172,7 @@ impl Leader {
 
         // Every task runs until shutdown. One that returns earlier yields the error with which the process exits.
         let mut parts = JoinSet::new();
+        published.extend(self.publish_metrics_ca(&bundle.now, &mut parts, stop));
         parts.spawn(async move {
             if let Err(error) = server::serve(listener, tls, link, LinkLimits::default(), ends).await {
                 tracing::error!(%error, "failed to serve the link");
@@ -238,6 +241,31 @@ impl Leader {
             ControllerError::PartEnded("the certificate manager")
         });
         parts
+    }
+
+    /// Publishes the CA bundle for readers of /metrics, if they connect over TLS. Returns what is published.
+    fn publish_metrics_ca(
+        &self,
+        bundle: &watch::Receiver<String>,
+        parts: &mut JoinSet<ControllerError>,
+        stop: &CancellationToken,
+    ) -> Option<watch::Receiver<String>> {
+        if self.options.metrics_authentication == MetricsAuthentication::None {
+            return None;
+        }
+        let (published, receiver) = watch::channel(String::new());
+        let part = MetricsCaPublisher {
+            client: self.client.clone(),
+            namespace: self.options.settings.controller_namespace.clone(),
+            bundle: bundle.clone(),
+            published,
+        };
+        let ends = stop.clone();
+        parts.spawn(async move {
+            part.run(ends).await;
+            ControllerError::PartEnded("the publisher of the CA of /metrics")
+        });
+        Some(receiver)
     }
 
     fn budgets(&self, loops: &Arc<PodSessions>, events: EventSink, clock: &WallClock) -> Arc<BudgetLedger> {

@@ -90,7 +90,7 @@ impl NamespaceObjects {
         let ((), (), taken) = tokio::try_join!(
             Box::pin(self.service_account(namespace)),
             Box::pin(self.network_policy(namespace)),
-            Box::pin(self.ca_bundle(namespace, &bundle))
+            Box::pin(publish_bundle(&self.client, (namespace, LINK_CA_CONFIGMAP), &bundle))
         )?;
         // A bundle that changed in the meantime has cleared the set; this entry is then outdated as well and must not
         // be added.
@@ -226,26 +226,6 @@ impl NamespaceObjects {
             .map(|_| ())
     }
 
-    /// Returns a message if a foreign ConfigMap has the name.
-    async fn ca_bundle(&self, namespace: &str, bundle: &str) -> Result<Option<String>, ReconcileError> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
-        let wanted = shared_objects::ca_bundle(namespace, bundle);
-        let known = find("get the CA bundle", api.get(LINK_CA_CONFIGMAP)).await?;
-        if known.as_ref().is_some_and(|known| known.data == wanted.data) {
-            return Ok(None);
-        }
-        let Some(params) = params(known.as_ref().map(Resource::meta)) else {
-            return Ok(Some(format!(
-                "ConfigMap {LINK_CA_CONFIGMAP} exists and was not created by the controller, which needs that name \
-                 for the CA bundle of its link: rename or delete it"
-            )));
-        };
-        let patch = Patch::Apply(&wanted);
-        call("apply the CA bundle", api.patch(LINK_CA_CONFIGMAP, &params, &patch))
-            .await
-            .map(|_| None)
-    }
-
     /// Deletes an object if the controller created it.
     async fn delete<K>(&self, namespace: &str, name: &str) -> Result<(), ReconcileError>
     where
@@ -274,6 +254,30 @@ impl NamespaceObjects {
     fn lock(&self) -> MutexGuard<'_, ProvisionedNamespaces> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Applies the CA bundle of the link as a ConfigMap with this namespace and name. Returns a message if a foreign one has the name.
+pub(in crate::controller) async fn publish_bundle(
+    client: &Client,
+    (namespace, name): (&str, &str),
+    bundle: &str,
+) -> Result<Option<String>, ReconcileError> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let wanted = shared_objects::ca_bundle((namespace, name), bundle);
+    let known = find("get the CA bundle", api.get(name)).await?;
+    if known.as_ref().is_some_and(|known| known.data == wanted.data) {
+        return Ok(None);
+    }
+    let Some(params) = params(known.as_ref().map(Resource::meta)) else {
+        return Ok(Some(format!(
+            "ConfigMap {name} exists and was not created by the controller, which needs that name \
+             for the CA bundle of its link: rename or delete it"
+        )));
+    };
+    let patch = Patch::Apply(&wanted);
+    call("apply the CA bundle", api.patch(name, &params, &patch))
+        .await
+        .map(|_| None)
 }
 
 fn is_terminating(status: &Status) -> bool {

@@ -6,7 +6,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::names;
-use crate::link::pod::LINK_CA_CONFIGMAP;
 
 /// Labels of the objects that all pods of a namespace share.
 pub(in crate::controller) fn shared_labels() -> BTreeMap<String, String> {
@@ -26,10 +25,10 @@ pub(super) fn is_shared(meta: &ObjectMeta) -> bool {
     shared_labels().iter().all(has) && meta.owner_references.as_deref().unwrap_or_default().is_empty()
 }
 
-/// The ConfigMap with the CA bundle that pods trust.
-pub(super) fn ca_bundle(namespace: &str, bundle: &str) -> ConfigMap {
+/// A ConfigMap with the CA bundle of the link.
+pub(super) fn ca_bundle((namespace, name): (&str, &str), bundle: &str) -> ConfigMap {
     ConfigMap {
-        metadata: shared_meta(namespace, LINK_CA_CONFIGMAP),
+        metadata: shared_meta(namespace, name),
         data: Some(BTreeMap::from([("ca.crt".into(), bundle.into())])),
         ..ConfigMap::default()
     }

@@ -36,7 +36,7 @@ const CLOCK_LOOK: Duration = Duration::from_secs(30);
 /// A clock that moved by this much more or less than the elapsed time was set: certificates are checked then.
 const CLOCK_STEP: SignedDuration = SignedDuration::from_mins(5);
 /// Delay after a failed check.
-const RETRY_AFTER: Duration = Duration::from_secs(30);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Maximum number of attempts to write after conflicts.
 const MAX_CONFLICTS: u32 = 5;
 
@@ -150,7 +150,7 @@ impl LinkCertificates {
 }
 
 /// Waits for this long, or until the clock was set: what was made by a wrong clock is not to last until the next look.
-async fn wait(pause: Duration, clock: &WallClock) {
+pub(super) async fn wait(pause: Duration, clock: &WallClock) {
     let (start, began) = (Instant::now(), clock());
     while start.elapsed() < pause {
         tokio::time::sleep(CLOCK_LOOK.min(pause.saturating_sub(start.elapsed()))).await;
@@ -168,7 +168,10 @@ async fn advance(secrets: &Api<Secret>, now: Timestamp) -> Result<TrustedAuthori
     .await
 }
 
-fn signer(authorities: &TrustedAuthorities, now: Timestamp) -> Result<&CertificateAuthority, LinkCertificateError> {
+pub(super) fn signer(
+    authorities: &TrustedAuthorities,
+    now: Timestamp,
+) -> Result<&CertificateAuthority, LinkCertificateError> {
     authorities.signer(now).ok_or(LinkCertificateError::Unreadable)
 }
 
@@ -200,7 +203,7 @@ async fn update(
     Err(LinkCertificateError::Conflicts)
 }
 
-fn read(secret: &Secret) -> Result<TrustedAuthorities, LinkCertificateError> {
+pub(super) fn read(secret: &Secret) -> Result<TrustedAuthorities, LinkCertificateError> {
     let stored = secret.data.as_ref().and_then(|data| data.get(AUTHORITIES_KEY));
     stored
         .and_then(|bytes| serde_json::from_slice(&bytes.0).ok())
@@ -223,7 +226,7 @@ fn secret(authorities: &TrustedAuthorities, resource_version: Option<String>) ->
     })
 }
 
-/// TLS 1.3 and HTTP/1.1 only, because both ends are part of agentloop.
+/// TLS 1.3 and HTTP/1.1 only: gateways and sensor pods are part of agentloop, and browsers and Prometheus have had both for years.
 pub fn server_config(leaf: &ServerCertificate) -> Result<Arc<ServerConfig>, rustls::Error> {
     let chain = vec![CertificateDer::from(leaf.certificate.clone())];
     let key = PrivatePkcs8KeyDer::from(leaf.key.clone());

@@ -55,6 +55,29 @@ fn a_suspension_and_a_lost_link_are_no_limits() {
 }
 
 #[test]
+fn failed_turns_are_counted_apart_from_completed_ones_and_across_restarts() {
+    let mut driver = Driver::started(settings());
+    driver.failed_turn();
+    driver.next_timer();
+    driver.answer(says("hm"));
+    let counts = driver.engine.view().counts;
+    assert_eq!((counts.turns, counts.failed_turns), (1, 1));
+    let restored = Engine::restore(settings(), driver.engine.snapshot(), Vec::<Message>::new());
+    assert_eq!(restored.view().counts, counts);
+    let mut driver = Driver::fresh(settings());
+    let known = KnownTotals {
+        turn: 2,
+        counts: Box::new(counts.clone()),
+    };
+    driver.start_with(1, known);
+    assert_eq!(
+        driver.engine.view().counts,
+        counts,
+        "a new journal continues the known counts"
+    );
+}
+
+#[test]
 fn trips_of_limits_and_outcomes_of_tools_are_counted_across_restarts() {
     let mut driver = Driver::with_tools(EngineSettings {
         max_calls_per_turn: 2,

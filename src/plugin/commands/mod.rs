@@ -9,7 +9,7 @@ mod writes;
 
 use jiff::Timestamp;
 
-use super::arguments::{BudgetCommand, PluginArgs, PluginCommand};
+use super::arguments::{BudgetCommand, OutputFormat, PluginArgs, PluginCommand};
 use super::failure::{ExitStatus, PluginError, unless_closed};
 use super::journal_copy::JournalExport;
 use super::session::{PluginSession, Screen};
@@ -22,6 +22,7 @@ pub async fn run(
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
     refuse_all_namespaces(arguments.connection.all_namespaces, &arguments.command)?;
+    refuse_format(arguments.connection.output, &arguments.command)?;
     // These need no cluster.
     if let PluginCommand::Completion(arguments) = &arguments.command {
         unless_closed(
@@ -57,6 +58,16 @@ fn refuse_all_namespaces(is_set: bool, command: &PluginCommand) -> Result<(), Pl
     Ok(())
 }
 
+/// A program would take what a command prints instead for what it has asked for.
+fn refuse_format(format: Option<OutputFormat>, command: &PluginCommand) -> Result<(), PluginError> {
+    if format.is_some_and(|format| !command.prints(format)) {
+        return Err(PluginError::Usage(
+            "this command does not print the format of --output (-o): leave it out".into(),
+        ));
+    }
+    Ok(())
+}
+
 /// Runs a command that needs a cluster.
 pub async fn execute(
     session: &PluginSession,
@@ -65,6 +76,7 @@ pub async fn execute(
 ) -> Result<ExitStatus, PluginError> {
     use PluginCommand as Asked;
     refuse_all_namespaces(session.all_namespaces, &command)?;
+    refuse_format(session.format, &command)?;
     match command {
         Asked::Status(arguments) => return reads::status(session, &arguments, screen).await,
         Asked::Explain(agent) => unless_closed(reads::explain(session, &agent.name, screen).await)?,

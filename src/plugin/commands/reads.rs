@@ -9,16 +9,14 @@ use serde_json::{Value, json};
 
 use crate::api::{Agent, GROUP, crd};
 use crate::plugin::arguments::{CheckArgs, CostArgs, CostGroup, OutputFormat, StatusArgs};
+use crate::plugin::cluster_errors::{answer, problem};
 use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found, unless_closed};
 use crate::plugin::screens::checks::{self, CheckOutcome, CheckRow, PERMISSIONS, PermissionCheck};
 use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
 use crate::plugin::screens::{approvals, budgets, explanation};
 use crate::plugin::session::{PluginSession, Screen};
-use crate::support::text::{first_chars, with_ellipsis};
 
-/// Maximum number of characters that are shown of what a server answers that may be no API server.
-const MAX_ANSWER: usize = 200;
 /// Labels of the controller's Deployment.
 const CONTROLLER: &str = "app.kubernetes.io/part-of=agentloop,app.kubernetes.io/component=controller";
 
@@ -109,15 +107,17 @@ pub(super) async fn explain(session: &PluginSession, name: &str, screen: &mut Sc
 pub(super) async fn approvals(session: &PluginSession, screen: &mut Screen<'_>) -> Result<(), PluginError> {
     let agents = session.list_agents(None).await?;
     let mut gates: Vec<_> = agents.iter().flat_map(approvals::of_agent).collect();
+    let mut is_complete = Ok(());
     match session.list_budgets().await {
         Ok(found) => gates.extend(found.iter().flat_map(approvals::of_budget)),
         // Who may approve tool calls need not be able to read budgets.
-        Err(error) => screen.note(&format!("warning: {error}")),
+        Err(error @ PluginError::Cluster { is_forbidden: true, .. }) => screen.note(&format!("warning: {error}")),
+        Err(error) => is_complete = Err(error),
     }
     if !session.print_data(&gates, screen)? {
         write!(screen.out, "{}", approvals::text(&gates, session.now()))?;
     }
-    Ok(())
+    is_complete
 }
 
 pub(super) async fn budgets(session: &PluginSession, screen: &mut Screen<'_>) -> Result<(), PluginError> {
@@ -226,19 +226,24 @@ pub(super) async fn check_rows(
     Ok(rows)
 }
 
+/// Fails if there is no API server that knows the user. One that does not tell its version may answer other requests.
+pub(super) async fn reach(session: &PluginSession) -> Result<(), PluginError> {
+    match session.client.apiserver_version().await {
+        Err(error) if !is_forbidden(&error) => Err(no_version(session, &error)),
+        _ => Ok(()),
+    }
+}
+
 /// Why the version of the API server is not known: the server of the kubeconfig may be another.
 fn no_version(session: &PluginSession, error: &kube::Error) -> PluginError {
     const QUESTION: &str = "is it the URL of an API server?";
     let found = if let kube::Error::Api(status) = error {
-        let mut found = format!("answered the request for its version with status {}", status.code);
-        let line = status.message.lines().next().unwrap_or_default().trim();
-        if !line.is_empty() {
-            found = format!("{found}: {}", with_ellipsis(first_chars(line, MAX_ANSWER), line));
+        let found = format!("answered the request for its version with {}", answer(status));
+        match status.code {
+            401 => problem(error),
+            404 => format!("{found}; {QUESTION}"),
+            _ => found,
         }
-        if is_not_found(error) {
-            found = format!("{found}; {QUESTION}");
-        }
-        found
     } else if matches!(error, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
         format!("its version cannot be read: {QUESTION}")
     } else {

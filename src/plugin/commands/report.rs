@@ -28,6 +28,8 @@ pub(super) async fn report(
             path.display()
         )));
     }
+    // A report in which nothing could be read tells nothing.
+    reads::reach(session).await?;
     let mut sources = ReportSources::read(session).await;
     match reads::check_rows(session, &PERMISSIONS).await {
         Ok(rows) => sources.check = Some(json!(rows)),

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Read};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::api::Agent;
+use crate::api::{Agent, NamespacedName};
 use crate::plugin::arguments::{ChatArgs, RunArgs};
 use crate::plugin::failure::{ExitStatus, PluginError};
 use crate::plugin::link::{LinkFailure, TaskSubmission, UserLink};
@@ -24,6 +24,9 @@ pub(super) async fn run(
     arguments: RunArgs,
     screen: &mut Screen<'_>,
 ) -> Result<ExitStatus, PluginError> {
+    let agent = session.named(&arguments.name);
+    // What is refused is refused before a user types.
+    let link = UserLink::open(session, &agent.namespace).await?;
     let prompt = if arguments.prompt == "-" {
         standard_input()?
     } else {
@@ -34,8 +37,6 @@ pub(super) async fn run(
         id: arguments.id.map_or_else(random_id, Ok)?,
         untrusted_content: None,
     };
-    let agent = session.named(&arguments.name);
-    let link = UserLink::open(session, &agent.namespace).await?;
     let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
     let mut live = session
         .streams_text(arguments.stream)
@@ -65,17 +66,17 @@ pub(super) async fn run(
             if !run.was_requested() {
                 return Err(PluginError::Refused("interrupted before the task was requested".into()));
             }
-            screen.note(&continues(&arguments.name, &task));
+            screen.note(&continues(&agent, &task));
             Ok(ExitStatus::OutcomeUnknown)
         }
         Err(error) => {
             if is_outcome_unknown(&error, run.was_received()) {
                 screen.note(&format!("error: {error}"));
-                screen.note(&continues(&arguments.name, &task));
+                screen.note(&continues(&agent, &task));
                 return Ok(ExitStatus::OutcomeUnknown);
             }
             if run.was_requested() && !was_refused(&error) {
-                screen.note(&continues(&arguments.name, &task));
+                screen.note(&continues(&agent, &task));
             }
             Err(error)
         }
@@ -114,9 +115,11 @@ fn was_refused(error: &PluginError) -> bool {
     matches!(error, PluginError::Link(LinkFailure::Refused { status, .. }) if *status != 503)
 }
 
-fn continues(name: &str, task: &TaskSubmission) -> String {
+fn continues(agent: &NamespacedName, task: &TaskSubmission) -> String {
+    let NamespacedName { namespace, name } = agent;
     format!(
-        "a task that was accepted continues; to wait for its result: kubectl agentloop run {name} --id {} with the same prompt",
+        "a task that was accepted continues; to wait for its result: kubectl agentloop run -n {namespace} {name} --id {} with the \
+         same prompt",
         task.id
     )
 }
@@ -214,17 +217,19 @@ async fn converse(
         let run = TaskRun::new(&link, &agent, &task, arguments.verbose);
         let mut live = LiveText::new(&task.id, true);
         let streamed = session.streams_text(arguments.stream).then_some(&mut live);
-        match run.run(screen, streamed, interrupt.as_mut()).await? {
-            TaskEnd::Interrupted => {
-                if !run.was_requested() {
-                    return Ok(());
-                }
-                screen.note(&format!(
-                    "the agent continues with the last message, as task {}",
-                    task.id
-                ));
-                return Ok(());
-            }
+        let ended = run.run(screen, streamed, interrupt.as_mut()).await;
+        let is_left = match &ended {
+            Ok(end) => *end == TaskEnd::Interrupted,
+            Err(error) => run.was_received() || !was_refused(error),
+        };
+        if is_left && run.was_requested() {
+            screen.note(&format!(
+                "the agent continues with the last message if it has received it, as task {}",
+                task.id
+            ));
+        }
+        match ended? {
+            TaskEnd::Interrupted => return Ok(()),
             TaskEnd::Forgotten { id } => screen.note(&format!(
                 "error: {}",
                 forgotten(&id, &session.agent(&arguments.name).await?)

@@ -22,7 +22,7 @@ use crate::link::messages::HEARTBEAT_SECONDS;
 use crate::link::pod::LINK_CA_CONFIGMAP;
 use crate::link::text_fragments::{TEXT_EVENT, TextFragment};
 use crate::plugin::cluster_errors::problem;
-use crate::plugin::failure::is_not_found;
+use crate::plugin::failure::{PluginError, is_not_found};
 use crate::plugin::session::PluginSession;
 use crate::support::text::root_cause;
 
@@ -144,7 +144,8 @@ pub struct UserLink<'a> {
 
 impl<'a> UserLink<'a> {
     /// Prepares the connection, for requests about Agents of `namespace`.
-    pub async fn open(session: &'a PluginSession, namespace: &str) -> Result<Self, LinkFailure> {
+    pub async fn open(session: &'a PluginSession, namespace: &str) -> Result<Self, PluginError> {
+        session.refuse_impersonation(namespace)?;
         let (base, http, forward) = match &session.route {
             LinkRoute::Direct(url) => (url.clone(), direct(session, url, namespace).await?, None),
             LinkRoute::PortForward => {

@@ -37,7 +37,7 @@ pub async fn write<K>(
     mut plan: impl FnMut(&K) -> Result<PlannedWrite, PluginError>,
 ) -> Result<String, PluginError>
 where
-    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource,
+    K: Clone + DeserializeOwned + std::fmt::Debug + kube::Resource<DynamicType = ()>,
 {
     let mut attempt = 1;
     loop {

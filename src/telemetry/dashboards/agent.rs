@@ -181,11 +181,14 @@ fn spend() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Turns",
             PanelUnit::PerMinute,
-            "Completed turns per minute.",
-            vec![panel_query(
-                per_minute(AGENT, &registry::AGENT_TURNS),
-                "{{namespace}}/{{agent}}",
-            )],
+            "Completed turns per minute, and those that were given up after a failure.",
+            vec![
+                panel_query(per_minute(AGENT, &registry::AGENT_TURNS), "{{namespace}}/{{agent}}"),
+                panel_query(
+                    total_per_minute(&rate(&registry::AGENT_FAILED_TURNS), &registry::AGENT_CREATED),
+                    "failed",
+                ),
+            ],
         ),
         DashboardPanel::stacked(
             "Tokens by type",
@@ -246,6 +249,8 @@ fn spend() -> Vec<DashboardPanel> {
 }
 
 fn tools() -> Vec<DashboardPanel> {
+    // Denied and unavailable calls were not run.
+    let runs = (&registry::AGENT_TOOL_OUTCOMES, "outcome=~\"ok|error|unknown\"");
     let absent_at_zero = |metric| total_per_minute(&rate(metric), &registry::AGENT_CREATED);
     vec![
         DashboardPanel::stacked(
@@ -260,8 +265,11 @@ fn tools() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Duration of tool runs",
             PanelUnit::Seconds,
-            "Mean duration of tool runs.",
-            vec![panel_query(mean_by("tool", &registry::AGENT_TOOL_SECONDS), "{{tool}}")],
+            "Mean duration of tool runs. One that a restart of the worker cut counts as if it had taken no time.",
+            vec![panel_query(
+                mean_by("tool", &registry::AGENT_TOOL_SECONDS, runs),
+                "{{tool}}",
+            )],
         ),
         DashboardPanel::lines(
             "Tool runs and actions",

@@ -11,6 +11,9 @@ const BUDGET: &str = "namespace, budget";
 /// The metrics of one kind of amount.
 struct AmountPanel {
     name: &'static str,
+    /// Titles of the panels of amounts and of the pace, and their descriptions.
+    titles: [&'static str; 2],
+    descriptions: [&'static str; 2],
     unit: PanelUnit,
     limit: &'static Metric,
     used: &'static Metric,
@@ -21,6 +24,8 @@ struct AmountPanel {
 const KINDS: [AmountPanel; 5] = [
     AmountPanel {
         name: "tokens",
+        titles: ["Tokens", "Tokens per hour"],
+        descriptions: ["Limit, used and reserved amount of tokens.", "Tokens spent per hour."],
         unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_TOKENS,
         used: &registry::BUDGET_USED_TOKENS,
@@ -29,6 +34,11 @@ const KINDS: [AmountPanel; 5] = [
     },
     AmountPanel {
         name: "cost",
+        titles: ["Cost", "Cost per hour"],
+        descriptions: [
+            "Limit, used and reserved amount in US dollars.",
+            "US dollars spent per hour.",
+        ],
         unit: PanelUnit::UsDollars,
         limit: &registry::BUDGET_LIMIT_USD,
         used: &registry::BUDGET_USED_USD,
@@ -37,6 +47,8 @@ const KINDS: [AmountPanel; 5] = [
     },
     AmountPanel {
         name: "calls",
+        titles: ["Calls", "Calls per hour"],
+        descriptions: ["Limit, used and reserved number of calls.", "Calls per hour."],
         unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_CALLS,
         used: &registry::BUDGET_USED_CALLS,
@@ -45,6 +57,11 @@ const KINDS: [AmountPanel; 5] = [
     },
     AmountPanel {
         name: "input tokens",
+        titles: ["Input tokens", "Input tokens per hour"],
+        descriptions: [
+            "Limit, used and reserved amount of input tokens.",
+            "Input tokens spent per hour.",
+        ],
         unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_INPUT,
         used: &registry::BUDGET_USED_INPUT,
@@ -53,6 +70,11 @@ const KINDS: [AmountPanel; 5] = [
     },
     AmountPanel {
         name: "output tokens",
+        titles: ["Output tokens", "Output tokens per hour"],
+        descriptions: [
+            "Limit, used and reserved amount of output tokens.",
+            "Output tokens spent per hour.",
+        ],
         unit: PanelUnit::Count,
         limit: &registry::BUDGET_LIMIT_OUTPUT,
         used: &registry::BUDGET_USED_OUTPUT,
@@ -206,35 +228,21 @@ fn over_time() -> Vec<DashboardPanel> {
 }
 
 fn amounts() -> Vec<DashboardPanel> {
-    let panels = KINDS.iter().map(|kind| {
-        let (title, description) = match kind.name {
-            "tokens" => (
-                "Tokens",
-                "Limit, used and reserved amount of tokens, and tokens spent per hour.",
-            ),
-            "cost" => (
-                "Cost",
-                "Limit, used and reserved amount in US dollars, and dollars spent per hour.",
-            ),
-            "calls" => ("Calls", "Limit, used and reserved number of calls, and calls per hour."),
-            "input tokens" => (
-                "Input tokens",
-                "Limit, used and reserved amount of input tokens, and input tokens spent per hour.",
-            ),
-            _ => (
-                "Output tokens",
-                "Limit, used and reserved amount of output tokens, and output tokens spent per hour.",
-            ),
-        };
-        let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
-        let per_hour = |kind: &AmountPanel| format!("{} * 3600", sum_by(BUDGET, &rate(kind.spent)));
+    let series = |name: &str| format!("{{{{namespace}}}}/{{{{budget}}}}: {name}");
+    let panels = KINDS.iter().flat_map(|kind| {
+        let [amounts, pace] = kind.titles;
+        let [of_amounts, of_pace] = kind.descriptions;
         let targets = vec![
             panel_query(select(kind.limit), &series("limit")),
             panel_query(select(kind.used), &series("used")),
             panel_query(select(kind.reserved), &series("reserved")),
-            panel_query(per_hour(kind), &series("per hour")),
         ];
-        DashboardPanel::lines(title, kind.unit, description, targets)
+        let per_hour = format!("{} * 3600", sum_by(BUDGET, &rate(kind.spent)));
+        let per_hour = vec![panel_query(per_hour, "{{namespace}}/{{budget}}")];
+        [
+            DashboardPanel::lines(amounts, kind.unit, of_amounts, targets).wide(12),
+            DashboardPanel::lines(pace, kind.unit, of_pace, per_hour).wide(12),
+        ]
     });
     panels.collect()
 }

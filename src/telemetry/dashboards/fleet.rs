@@ -135,10 +135,10 @@ fn work() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Turns",
             PanelUnit::PerMinute,
-            "Completed turns per minute.",
+            "Turns that ended per minute. A failed one was given up after a failure.",
             vec![panel_query(
-                per_minute("namespace", &registry::NAMESPACE_TURNS),
-                "{{namespace}}",
+                per_minute("namespace, outcome", &registry::NAMESPACE_TURNS),
+                "{{namespace}}: {{outcome}}",
             )],
         ),
         DashboardPanel::stacked(

@@ -147,22 +147,25 @@ fn reconciles() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Queue",
             PanelUnit::Count,
-            "Objects that wait, and objects added per second.",
-            vec![
-                panel_query(
-                    sum_by("controller", &select(&registry::QUEUE_DEPTH)),
-                    "{{controller}}: waiting",
-                ),
-                panel_query(
-                    sum_by("controller", &rate(&registry::QUEUE_ADDS)),
-                    "{{controller}}: added per second",
-                ),
-            ],
+            "Objects that wait for a reconcile.",
+            vec![panel_query(
+                sum_by("controller", &select(&registry::QUEUE_DEPTH)),
+                "{{controller}}",
+            )],
+        ),
+        DashboardPanel::lines(
+            "Added to the queue",
+            PanelUnit::PerMinute,
+            "Objects added to the queue per minute.",
+            vec![panel_query(
+                per_minute("controller", &registry::QUEUE_ADDS),
+                "{{controller}}",
+            )],
         ),
         DashboardPanel::lines(
             "Workers",
             PanelUnit::Count,
-            "Reconciles in progress, their maximum, and the seconds that those in progress have taken so far.",
+            "Reconciles in progress, and their maximum.",
             vec![
                 panel_query(
                     sum_by("controller", &select(&registry::RECONCILE_WORKERS)),
@@ -172,11 +175,16 @@ fn reconciles() -> Vec<DashboardPanel> {
                     format!("max by (controller) ({})", select(&registry::RECONCILE_MAX)),
                     "{{controller}}: maximum",
                 ),
-                panel_query(
-                    sum_by("controller", &select(&registry::QUEUE_UNFINISHED)),
-                    "{{controller}}: seconds in progress",
-                ),
             ],
+        ),
+        DashboardPanel::lines(
+            "Work in progress",
+            PanelUnit::Seconds,
+            "Time that the reconciles in progress have taken so far, as a sum.",
+            vec![panel_query(
+                sum_by("controller", &select(&registry::QUEUE_UNFINISHED)),
+                "{{controller}}",
+            )],
         ),
     ]
 }

@@ -144,13 +144,11 @@ fn known_a_step_ago(present: &Metric) -> String {
     format!("count(max_over_time({series}[{LEADER_CHANGE}] offset $__interval))")
 }
 
-/// Mean of a histogram or summary over the rate interval, by labels.
-pub fn mean_by(labels: &str, metric: &Metric) -> String {
-    let part = |suffix: &str| {
-        let series = selector(metric, suffix, "");
-        format!("sum by ({labels}) (rate({series}[$__rate_interval]))")
-    };
-    format!("{} / {}", part("_sum"), part("_count"))
+/// How much one counter grows for each one of another, whose series have also these matchers, by labels. No data while
+/// neither grows.
+pub fn mean_by(labels: &str, sum: &Metric, (count, matchers): (&Metric, &str)) -> String {
+    let count = rate_with(count, matchers);
+    format!("{} / {}", sum_by(labels, &rate(sum)), sum_by(labels, &count))
 }
 
 /// Number of values of a histogram per minute, as a sum by labels.

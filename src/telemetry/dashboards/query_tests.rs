@@ -62,6 +62,51 @@ fn every_selector_of_what_the_leader_exports_is_aggregated() {
     }
 }
 
+/// What the values of a query of a panel over time are: in which unit, and per which time.
+fn dimension(query: &str) -> String {
+    if query.starts_with("histogram_quantile") {
+        return "seconds".into();
+    }
+    if query.contains(" / ") {
+        return "quotient".into();
+    }
+    let name = metrics_in(query)[0].name;
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    let is_count = query.contains(&format!("{name}_count{{"));
+    let mut units = ["seconds", "bytes", "usd"].into_iter();
+    let unit = units.find(|unit| !is_count && name.ends_with(&format!("_{unit}")));
+    let per = match query.rsplit_once(" * ") {
+        _ if !query.contains("rate(") => "",
+        Some((_, "60")) => " per minute",
+        Some((_, "3600")) => " per hour",
+        _ => " per second",
+    };
+    format!("{}{per}", unit.unwrap_or("count"))
+}
+
+/// An axis has the unit of the panel, whatever the values of a query are.
+#[test]
+fn the_lines_of_a_panel_have_one_unit() {
+    for (file, board) in all() {
+        let panels = list(&board["panels"]).iter();
+        for panel in panels.filter(|panel| panel["type"] == "timeseries") {
+            let queries = list(&panel["targets"]).iter().map(|target| text(&target["expr"]));
+            let dimensions: BTreeSet<_> = queries.map(|query| dimension(&query)).collect();
+            assert_eq!(dimensions.len(), 1, "{file}: {}: {dimensions:?}", panel["title"]);
+            let unit = panel["fieldConfig"]["defaults"]["unit"].as_str().unwrap();
+            let units: &[&str] = match dimensions.first().unwrap().as_str() {
+                "count per minute" => &["opm"],
+                "seconds" => &["s"],
+                "bytes" => &["bytes"],
+                "usd" | "usd per hour" => &["currencyUSD"],
+                "quotient" => &["percentunit", "s"],
+                _ => &["short"],
+            };
+            assert!(units.contains(&unit), "{file}: {}: {unit}", panel["title"]);
+        }
+    }
+}
+
 /// Otherwise 0 is shown of what is not exported, and while nothing is scraped.
 #[test]
 fn zero_is_shown_only_where_a_series_of_the_same_level_proves_it() {
@@ -111,20 +156,37 @@ fn rates_have_data_at_scrapes_of_a_minute_whatever_the_data_source_says() {
 #[test]
 fn descriptions_name_the_level_that_a_panel_requires() {
     let boards = all();
-    let description = |title: &str| {
-        let mut panels = boards.iter().flat_map(|(_, board)| list(&board["panels"]));
+    let description = |board: &str, title: &str| {
+        let file = format!("agentloop-{board}.json");
+        let (_, board) = boards.iter().find(|(name, _)| *name == file).unwrap();
+        let mut panels = list(&board["panels"]).iter();
         let panel = panels.find(|panel| panel["type"] != "row" && panel["title"] == title);
-        let panel = panel.unwrap();
-        text(&panel["description"])
+        text(&panel.unwrap()["description"])
     };
-    assert!(description("Age of the oldest pending approval").ends_with(" Requires `metrics.perObject: Full`."));
-    assert!(description("Pause reasons").ends_with(" Requires `metrics.perObject: Full` or `Minimal`."));
-    assert!(
-        description("Output tokens")
-            .ends_with(" Requires `metrics.perObject: Full`; a part of it is shown with `Minimal`.")
-    );
-    for title in ["Paused", "Duration of turns", "Reconciles"] {
-        assert!(!description(title).contains("perObject"), "{title}");
+    for (board, title, level) in [
+        (
+            "agent",
+            "Age of the oldest pending approval",
+            "`metrics.perObject: Full`.",
+        ),
+        ("budgets", "Tokens per hour", "`metrics.perObject: Full`."),
+        ("budgets", "Tokens", "`metrics.perObject: Full` or `Minimal`."),
+        ("fleet", "Pause reasons", "`metrics.perObject: Full` or `Minimal`."),
+        (
+            "agent",
+            "Tokens by type",
+            "`metrics.perObject: Full`; a part of it is shown with `Minimal`.",
+        ),
+    ] {
+        let found = description(board, title);
+        assert!(found.ends_with(&format!(" Requires {level}")), "{found}");
+    }
+    for (board, title) in [
+        ("fleet", "Paused"),
+        ("fleet", "Duration of turns"),
+        ("operator", "Reconciles"),
+    ] {
+        assert!(!description(board, title).contains("perObject"), "{title}");
     }
 }
 

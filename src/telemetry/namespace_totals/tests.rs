@@ -73,7 +73,7 @@ impl TotalsHarness {
     }
 
     fn turns(&self) -> String {
-        self.read("agentloop_namespace_turns_total{namespace=\"a\"}")
+        self.read("agentloop_namespace_turns_total{namespace=\"a\",outcome=\"Completed\"}")
     }
 }
 
@@ -234,8 +234,8 @@ fn every_series_of_a_namespace_is_there_with_zeros_and_only_these() {
     let text = harness.text();
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let states = LoopState::iter().count() + 1;
-    // approvals, calls, cost, refused calls, turns; three outcomes of tasks; four types of tokens; five outcomes of tools.
-    let expected = states + GuardrailTrip::all().count() + 5 + 3 + 4 + 5;
+    // approvals, calls, cost, refused calls; two outcomes of turns, three of tasks; four types of tokens; five outcomes of tools.
+    let expected = states + GuardrailTrip::all().count() + 4 + 2 + 3 + 4 + 5;
     assert_eq!(lines.len(), expected);
     for line in lines {
         let is_the_agent = line.starts_with("agentloop_namespace_agents{namespace=\"a\",state=\"None\"}");
@@ -254,7 +254,7 @@ fn each_count_of_an_agent_is_in_its_sum() {
             "gates": [{"id": "g", "kind": "LowConfidence", "tool": "goal", "argumentsHash": "h", "openedAt": "2026-01-02T03:04:05Z"}],
             "usage": {
                 "calls": 3, "inputTokens": 4, "outputTokens": 5, "cacheReadTokens": 6, "cacheWriteTokens": 7,
-                "costMicroUSD": 2_500_000, "tasks": {"failed": 2},
+                "costMicroUSD": 2_500_000, "turns": 9, "failedTurns": 3, "tasks": {"failed": 2},
                 "byTool": [{"tool": "one", "ok": 1, "unknown": 2}, {"tool": "two", "ok": 10}],
                 "guardrailTrips": [{"guardrail": "LoopDetected", "action": "warn", "count": 8}],
             },
@@ -270,6 +270,8 @@ fn each_count_of_an_agent_is_in_its_sum() {
         ("tokens_total{namespace=\"a\",type=\"cache_read\"}", "6"),
         ("tokens_total{namespace=\"a\",type=\"cache_write\"}", "7"),
         ("tasks_total{namespace=\"a\",outcome=\"Failed\"}", "2"),
+        ("turns_total{namespace=\"a\",outcome=\"Completed\"}", "9"),
+        ("turns_total{namespace=\"a\",outcome=\"Failed\"}", "3"),
         ("tool_outcomes_total{namespace=\"a\",outcome=\"ok\"}", "11"),
         ("tool_outcomes_total{namespace=\"a\",outcome=\"unknown\"}", "2"),
         (

@@ -7,7 +7,7 @@ use super::stage::{self, HELPER, WATCHER};
 use crate::docs::PageCommand;
 
 /// Commands that are not run, by their first words without a namespace, and why.
-const NOT_RUN: [(&str, &str); 11] = [
+const NOT_RUN: [(&str, &str); 12] = [
     ("kubectl port-forward", "runs until it is interrupted"),
     ("kubectl run files", "its image is another project's"),
     ("kubectl cp letter.txt", "into the pod of another project's image"),
@@ -30,7 +30,14 @@ const NOT_RUN: [(&str, &str); 11] = [
         "helm upgrade agentloop charts/agentloop --reset-then-reuse-values --set dashboards.enabled=true",
         "a ServiceMonitor is a kind of the Prometheus operator; tests of the chart render it",
     ),
-    ("helm rollback", "needs an earlier revision of the release"),
+    (
+        "helm rollback",
+        "needs an earlier revision of the release; e2e::release rolls one back",
+    ),
+    (
+        "kubectl get configmap agentloop-metrics-ca",
+        "exists with tokens for metrics only; metrics_tls reads it",
+    ),
 ];
 
 /// Words of pages that stand for a name, and what is there in the test.

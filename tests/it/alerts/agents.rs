@@ -1,9 +1,10 @@
 //! A day of five Agents: this test stands in for kubelet and gateways, and reports for the Agents each second.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use agentloop::api::NamespacedName;
 use agentloop::controller::embedded::{self, EmbeddedOptions};
@@ -30,6 +31,7 @@ use tower::Layer;
 use super::{AgentId, Fired, SECOND, fast_rules, look, missing, pod_status, unexpected, usage};
 use crate::support::api_server::ApiServer;
 use crate::support::clusters::has;
+use crate::support::dashboards::{BoardQuery, queries};
 use crate::support::harness::{self, AGENTS};
 use crate::support::prometheus::Prometheus;
 
@@ -42,9 +44,12 @@ const MAX_WAIT: Duration = Duration::from_secs(160);
 /// The longest wait for the alert about a controller that is gone.
 const NIGHT: Duration = Duration::from_mins(1);
 
-/// Works, and has an error now and then.
+/// Works, and has an error now and then. What alerts are about stays just below their thresholds; in the evening its loop ends.
 const CLERK: AgentId = ("shop", "clerk");
-/// Its budget is exhausted, and its gateway knows no time at which there is room again.
+/// When the clerk has a gate, in seconds: twenty minutes of the day, while the alert needs thirty.
+const SHORT_GATE: Range<u64> = 10..30;
+/// Its budget is exhausted, and its gateway knows no time at which there is room again. It is two hours old, and so are its calls of
+/// unknown usage.
 const MISER: AgentId = ("shop", "miser");
 /// Waits for an approval.
 const ASKER: AgentId = ("shop", "asker");
@@ -57,6 +62,8 @@ const ALL: [AgentId; 5] = [CLERK, MISER, ASKER, WAITER, CRAWLER];
 /// The controller and what it works on.
 struct Day {
     server: ApiServer,
+    /// By how many seconds the clock of the API server is behind.
+    behind: Arc<AtomicU32>,
     sessions: Arc<PodSessions>,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
@@ -65,7 +72,11 @@ struct Day {
 
 impl Day {
     async fn begin() -> Self {
-        let server = ApiServer::new(Arc::new(Timestamp::now));
+        let behind = Arc::new(AtomicU32::new(0));
+        let clock = behind.clone();
+        let server = ApiServer::new(Arc::new(move || {
+            Timestamp::now() - SECOND * clock.load(Ordering::Relaxed)
+        }));
         let metrics = Arc::new(Metrics::new().unwrap());
         let counted = CountRequests::new(&metrics, "api:443".into()).layer(server.router());
         let (sessions, changed) = PodSessions::new();
@@ -86,6 +97,7 @@ impl Day {
         let controller = tokio::spawn(async move { Box::pin(embedded::run(options, ends)).await.unwrap() });
         let day = Self {
             server,
+            behind,
             sessions,
             metrics,
             stop,
@@ -120,11 +132,16 @@ impl Day {
                 spec["mode"] = json!("Task");
                 spec["task"] = json!({"prompt": "What is due?"});
             }
-            let object = json!({
+            let mut object = json!({
                 "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
                 "metadata": {"name": name, "namespace": namespace, "labels": {"agent": name}}, "spec": spec,
             });
+            if agent == MISER {
+                object["status"] = json!({"usage": report_of(MISER, 1)["usage"]});
+                self.behind.store(2 * 3600, Ordering::Relaxed);
+            }
             self.server.put(AGENTS, object);
+            self.behind.store(0, Ordering::Relaxed);
         }
     }
 
@@ -163,6 +180,16 @@ impl Day {
 
     /// What kubelet and gateways do, at this time of the day.
     fn report(&self, time: Duration) {
+        self.report_with(time, &json!({}));
+    }
+
+    /// In the evening, the loop of the clerk has ended.
+    fn report_end(&self, time: Duration) {
+        self.report_with(time, &json!({"state": "Stopped", "outcome": "Completed"}));
+    }
+
+    /// What kubelet and gateways do, where the loop of the clerk differs by this.
+    fn report_with(&self, time: Duration, of_clerk: &Value) {
         for agent in ALL {
             let (namespace, name) = agent;
             let Some(pod) = self.server.get("/pods", namespace, name) else {
@@ -180,7 +207,13 @@ impl Day {
                 uid: pod["metadata"]["uid"].as_str().unwrap().into(),
                 epoch: epoch.unwrap().parse().unwrap(),
             };
-            let mut report: PodReport = serde_json::from_value(report_of(agent, time.as_secs())).unwrap();
+            let mut report = report_of(agent, time.as_secs());
+            if agent == CLERK {
+                let told = report["loop"].as_object_mut().unwrap();
+                told.insert("sensors".into(), json!([self.events_of("ticks", time.as_secs())]));
+                told.extend(of_clerk.as_object().unwrap().clone());
+            }
+            let mut report: PodReport = serde_json::from_value(report).unwrap();
             report.epoch = live.epoch;
             let (key, now) = (NamespacedName::new(namespace, name), Timestamp::now());
             // The controller may not expect this pod yet.
@@ -188,6 +221,16 @@ impl Day {
                 self.sessions.report(&key, &live, report, now).unwrap();
             }
         }
+    }
+
+    /// What the pod of its Agent reports about a Sensor.
+    fn events_of(&self, sensor: &str, second: u64) -> Value {
+        let sensor = self.server.get("agentloop.dev/sensors", CLERK.0, sensor).unwrap();
+        json!({
+            "uid": sensor["metadata"]["uid"], "generation": sensor["metadata"]["generation"],
+            "totals": {"events": second, "updates": second, "notifications": second},
+            "last": {"at": Timestamp::now(), "id": second.to_string()},
+        })
     }
 
     /// Suspends an Agent.
@@ -221,7 +264,7 @@ fn report_of(agent: AgentId, second: u64) -> Value {
         }),
         ASKER => json!({
             "loop": {
-                "state": "Paused", "reasons": [{"reason": "ToolCallNeedsApproval", "message": "g1"}], "turn": 3, "turns": 2, "deniedToolCalls": 1,
+                "state": "Paused", "reasons": [{"reason": "ToolCallNeedsApproval", "message": "g1"}], "turn": 4, "turns": 2, "failedTurns": 1, "deniedToolCalls": 1,
                 "gates": [{
                     "id": "g1", "kind": "ToolCallNeedsApproval", "tool": "files__write", "argumentsHash": "aa",
                     "openedAt": "2026-01-02T03:04:05Z",
@@ -232,18 +275,43 @@ fn report_of(agent: AgentId, second: u64) -> Value {
         WAITER => json!({"loop": {"state": "Running", "waitingTasks": 12}}),
         MISER => json!({
             "loop": {"state": "Paused", "reasons": [{"reason": "BudgetExhausted", "message": "no room"}], "turn": 1, "turns": 1},
-            "usage": usage(1, &json!({})), "budget": {"refusedCalls": second},
+            "usage": usage(1, &json!({"unknownCalls": 2})), "budget": {"refusedCalls": second},
         }),
-        _ => json!({
-            "loop": {
-                "state": "Running", "turn": second, "turns": second, "toolCalls": second, "actions": 1,
-                "byTool": [{"tool": "files__read", "ok": 20 * second, "error": 1, "timed": second, "milliseconds": 50}],
-                "durations": {"turns": {"buckets": [second]}, "toolRuns": {"buckets": [second]}},
-            },
-            "usage": usage(second, &json!({"costMicroUSD": 10_000 * second})),
-            "callDurations": [{"model": "demo", "counts": {"buckets": [second]}}],
-        }),
+        _ => report_of_clerk(second),
     }
+}
+
+fn report_of_clerk(second: u64) -> Value {
+    let gate = json!({
+        "id": "g2", "kind": "ToolCallNeedsApproval", "tool": "files__write", "argumentsHash": "bb",
+        "openedAt": "2026-01-02T03:04:05Z",
+    });
+    let gates = if SHORT_GATE.contains(&second) {
+        vec![gate]
+    } else {
+        vec![]
+    };
+    let closed = u64::from(second >= SHORT_GATE.end);
+    let trouble = second.saturating_sub(TROUBLE.as_secs());
+    json!({
+        "loop": {
+            "state": "Running", "turn": second, "turns": second, "toolCalls": second, "actions": 1, "waitingTasks": 9,
+            "tasks": {"completed": second},
+            "byTool": [{"tool": "files__read", "ok": 20 * second, "error": 1, "timed": second, "milliseconds": 50}],
+            "guardrailTrips": [
+                {"guardrail": "LoopDetected", "action": "deny", "count": trouble.min(4)},
+                {"guardrail": "LoopDetected", "action": "warn", "count": trouble},
+            ],
+            "gates": gates,
+            "durations": {
+                "turns": {"buckets": [second]}, "toolRuns": {"buckets": [second]},
+                "approvals": {"approved": {"buckets": [closed]}},
+            },
+        },
+        "usage": usage(second, &json!({"costMicroUSD": 10_000 * second})),
+        "callDurations": [{"model": "demo", "counts": {"buckets": [second]}}],
+        "telemetryLoss": {"spans": second, "logs": 1},
+    })
 }
 
 /// Serves /metrics on loopback until it is ended.
@@ -304,6 +372,49 @@ pub(super) const DAY: [(&str, &str); 16] = [
 ];
 pub(super) const DOWN: (&str, &str) = ("AgentloopOperatorDown", "agentloop-system");
 
+/// What the day ends with.
+const EVENING: [(&str, &str); 2] = [
+    (
+        "a suspension",
+        r#"agentloop_agent_spec_suspended{namespace="shop",agent="asker"}"#,
+    ),
+    (
+        "an end",
+        r#"agentloop_agent_loop_outcome{namespace="shop",agent="clerk",outcome="Completed"}"#,
+    ),
+];
+/// What comes as close to an alert as it can without one: nine tasks of ten, four trips of five besides warnings, twenty minutes of
+/// thirty, and calls of unknown usage more than an hour ago. No alert about these Agents is expected.
+const NEAR_MISSES: [(&str, &str); 4] = [
+    (
+        "AgentloopTasksPilingUp",
+        r#"max_over_time(agentloop_agent_waiting_tasks{agent="clerk"}[5m]) == 9"#,
+    ),
+    (
+        "AgentloopAgentGuardrailTripping",
+        r#"max_over_time(namespace_agent_guardrail:agentloop_agent_guardrail_trips:increase1h{agent="clerk"}[5m]) == 4"#,
+    ),
+    (
+        "AgentloopAgentApprovalPending",
+        r#"count_over_time(ALERTS{alertname="AgentloopAgentApprovalPending",agent="clerk",alertstate="pending"}[5m]) > 10"#,
+    ),
+    (
+        "AgentloopAgentUsageUnknown",
+        r#"namespace_agent:agentloop_agent_unknown_calls:increase1h{agent="miser"} == 0"#,
+    ),
+];
+
+/// Queries of dashboards for which this day has nothing, and why.
+const WITHOUT_DATA: [(&str, &str); 6] = [
+    ("agentloop / Budgets: Time to exhaustion A", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion B", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion C", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion D", NO_LEASES),
+    ("agentloop / Budgets: Time to exhaustion E", NO_LEASES),
+    ("agentloop / Operator: Database last answered A", "there is no database"),
+];
+const NO_LEASES: &str = "gateways take no leases, so that nothing of a budget is spent";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_healthy_one() {
     if !has("prometheus") {
@@ -336,7 +447,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     // Until now there was no report for them, however long Prometheus took to start: that is no lack of progress.
     day.put_agents();
 
-    let (began, mut fired) = (Instant::now(), Fired::new());
+    let (began, morning, mut fired) = (Instant::now(), SystemTime::now(), Fired::new());
     let mut ticks = tokio::time::interval(SECOND);
     while began.elapsed() < MAX_WAIT && !missing(&fired, &DAY).is_empty() {
         ticks.tick().await;
@@ -344,11 +455,17 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
         tokio::task::block_in_place(|| look(&prometheus, &mut fired, began.elapsed()));
     }
     assert_eq!(missing(&fired, &DAY), [], "fired: {fired:#?}");
-    day.suspend(CLERK);
-    let suspended = r#"agentloop_agent_spec_suspended{namespace="shop",agent="clerk"}"#;
+    day.suspend(ASKER);
+    day.report_end(began.elapsed());
     tokio::task::block_in_place(|| {
-        assert_eq!(prometheus.until_value(suspended), "1");
+        for (what, query) in EVENING {
+            prometheus.until_some(what, query);
+        }
+        for (alert, query) in NEAR_MISSES {
+            prometheus.until_some(alert, query);
+        }
         assert_families(&prometheus);
+        assert_panels(&prometheus, morning);
     });
 
     // The release is gone, while the others are still scraped.
@@ -368,8 +485,7 @@ async fn a_day_of_five_agents_fires_the_alerts_of_their_fates_and_none_for_the_h
     assert_eq!(unexpected(&fired, &expected), [], "fired: {fired:#?}");
 }
 
-/// That Prometheus has every family of the registry. No loop ends and no Sensor has an event on this day, and no gateway
-/// fails to export.
+/// That Prometheus has every family of the registry.
 fn assert_families(prometheus: &Prometheus) {
     let answer = prometheus.get("/api/v1/label/__name__/values");
     let names: BTreeSet<String> = serde_json::from_value(answer["data"].clone()).unwrap();
@@ -379,12 +495,36 @@ fn assert_families(prometheus: &Prometheus) {
     };
     let all = registry::ALL.iter().map(|metric| metric.name);
     let missing: Vec<_> = all.filter(|name| !is_there(name)).collect();
-    assert_eq!(
-        missing,
-        [
-            "agentloop_agent_dropped_telemetry_total",
-            "agentloop_agent_loop_outcome",
-            "agentloop_sensor_last_event_timestamp_seconds"
-        ]
-    );
+    assert_eq!(missing, [""; 0]);
+}
+
+/// That each query of each panel of the dashboards has a number at some time of the day; what shows the present, in the evening.
+fn assert_panels(prometheus: &Prometheus, morning: SystemTime) {
+    let queries = queries(&[
+        ("$controller_namespace", ".*"),
+        ("$namespace", ".+"),
+        ("$agent", ".+"),
+        ("$budget", ".+"),
+        ("$sensor", ".+"),
+        ("$job", ".+"),
+        ("$instance", ".+"),
+        ("$__rate_interval", "5s"),
+        ("$__interval", "1s"),
+        ("$__range", "1m"),
+    ]);
+    assert!(queries.len() >= 100, "{} queries", queries.len());
+    let has_data = |query: &BoardQuery| {
+        if query.is_instant {
+            prometheus.has_number(&query.query)
+        } else {
+            prometheus.has_number_since(&query.query, morning)
+        }
+    };
+    let empty = queries
+        .iter()
+        .filter(|query| !has_data(query))
+        .map(|query| query.place.as_str());
+    let empty: BTreeSet<_> = empty.collect();
+    let expected = BTreeSet::from(WITHOUT_DATA.map(|(place, _)| place));
+    assert_eq!(empty, expected, "queries without data");
 }

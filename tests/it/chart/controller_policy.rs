@@ -21,7 +21,7 @@ struct ControllerPolicy(InstalledPolicies);
 
 impl ControllerPolicy {
     fn install() -> Option<Self> {
-        let Rendered(mut objects) = render(&[])?.unwrap();
+        let Rendered(mut objects) = render(&["metrics.authentication=Token"])?.unwrap();
         let cluster = Kubectl::new(&clusters::control_plane()?, "");
         let tenant = format!("fence-{}", jiff::Timestamp::now().as_millisecond());
         objects.retain(|object| {
@@ -204,6 +204,12 @@ fn the_controllers_account_writes_its_own_objects_and_restricted_pods_only() {
         controller_policy.creates(&controller_policy.ours("ConfigMap", "other")),
         "cannot create resource",
     );
+    // What readers of metrics trust, in the namespace of the release alone.
+    let authorities = ("ConfigMap", "agentloop-metrics-ca");
+    let own = object(authorities.0, authorities.1, HOME, "agentloop-controller");
+    assert_eq!(controller_policy.applies(&own), "");
+    let foreign = controller_policy.ours(authorities.0, authorities.1);
+    refused(controller_policy.applies(&foreign), "cannot patch resource");
     assert_eq!(
         controller_policy.creates(&object("Secret", "agentloop-link-ca", HOME, "x")),
         ""

@@ -9,6 +9,7 @@ mod controller_policy;
 mod dashboards;
 mod effects;
 mod identity;
+mod metrics;
 mod pods;
 mod policies;
 mod refusals;
@@ -81,7 +82,9 @@ const EVERYTHING: &[&str] = &[
     "sensor.priorityClassName=low",
     "extraEnv[0].name=HTTPS_PROXY",
     "extraEnv[0].value=http://proxy:3128",
+    "metrics.authentication=Token",
     "metrics.serviceMonitor.enabled=true",
+    "metrics.serviceMonitor.bearerTokenSecret.name=prometheus-token",
     "metrics.serviceMonitor.labels.release=prometheus",
     "metrics.prometheusRule.enabled=true",
     "serviceAccount.annotations.team=a",

@@ -1,6 +1,7 @@
 //! What belongs to a release besides its objects: the chart's own description, the README, the notes, the test of a release, the
 //! Kustomize base, and the release without objects outside namespaces.
 
+use std::path::Path;
 use std::process::Command;
 
 use agentloop::api::crd;
@@ -185,9 +186,22 @@ fn the_notes_name_what_the_settings_call_for() {
         let notes = notes(found).unwrap();
         assert!(!notes.contains("WARNING"), "{found:?}: {notes}");
     }
+    let base = "metrics.prometheusRule.runbookBaseURL";
+    let pathless = notes(&[rules]).unwrap();
+    assert!(pathless.contains(&format!("{base} to the URL")), "{pathless}");
+    let given = format!("{base}=https://example.com/runbooks");
+    for found in [&[][..], &[rules, &given]] {
+        let notes = notes(found).unwrap();
+        assert!(!notes.contains("runbook_url"), "{found:?}: {notes}");
+    }
     let read = notes(&["metrics.authentication=Token", "watchNamespaces={team-a}"]).unwrap();
     assert!(
         read.contains("--clusterrole=agentloop-agentloop-system-metrics-reader "),
+        "{read}"
+    );
+    assert!(
+        read.contains("HTTPS, as agentloop-metrics.agentloop-system.svc")
+            && read.contains("get configmap agentloop-metrics-ca "),
         "{read}"
     );
     let alone = notes(&["replicaCount=1", "crds.keep=false", "rbac.create=false"]).unwrap();
@@ -356,17 +370,9 @@ fn definitions_are_part_of_the_release_and_so_upgraded_with_it() {
 
 #[test]
 fn the_kustomize_base_has_the_manifest_and_a_restricted_namespace() {
-    let program = tool("kubectl");
-    let Ok(ended) = Command::new(&program)
-        .arg("kustomize")
-        .arg(repository("deploy"))
-        .output()
-    else {
-        skip("kubectl is missing; `make test` builds it for this test");
+    let Some(built) = kustomized(&repository("deploy")) else {
         return;
     };
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    let built = documents(&String::from_utf8(ended.stdout).unwrap());
     let manifest = documents(&read("deploy/agentloop.yaml"));
     assert_eq!(built.len(), manifest.len() + 1);
     for object in &manifest {
@@ -384,6 +390,49 @@ fn the_kustomize_base_has_the_manifest_and_a_restricted_namespace() {
     assert_eq!(
         namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"],
         "restricted"
+    );
+}
+
+/// The objects that Kustomize builds of a directory.
+fn kustomized(directory: &Path) -> Option<Vec<Value>> {
+    let program = tool("kubectl");
+    let Ok(ended) = Command::new(&program).arg("kustomize").arg(directory).output() else {
+        skip("kubectl is missing; `make test` builds it for this test");
+        return None;
+    };
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    Some(documents(&String::from_utf8(ended.stdout).unwrap()))
+}
+
+#[test]
+fn the_overlay_of_the_page_sets_replicas_labels_and_nodes_and_keeps_the_names() {
+    let page = read("docs/tasks/installing.md");
+    let block = "```yaml unchecked\n# kustomization.yaml beside deploy/\n";
+    let (_, rest) = page.split_once(block).expect("the page has an overlay");
+    let (overlay, _) = rest.split_once("```").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let base = directory.path().join("deploy");
+    std::fs::create_dir(&base).unwrap();
+    for file in ["kustomization.yaml", "namespace.yaml", "agentloop.yaml"] {
+        std::fs::copy(repository("deploy").join(file), base.join(file)).unwrap();
+    }
+    std::fs::write(directory.path().join("kustomization.yaml"), overlay).unwrap();
+    let (Some(plain), Some(built)) = (kustomized(&base), kustomized(directory.path())) else {
+        return;
+    };
+    let names = |objects: &[Value]| -> Vec<String> {
+        let name = |object: &Value| format!("{} {}", object["kind"], object["metadata"]["name"]);
+        objects.iter().map(name).collect()
+    };
+    assert_eq!(names(&plain), names(&built));
+    for object in &built {
+        assert_eq!(object["metadata"]["labels"]["team"], "platform", "{object}");
+    }
+    let deployment = built.iter().find(|object| object["kind"] == "Deployment").unwrap();
+    assert_eq!(deployment["spec"]["replicas"], 3);
+    assert_eq!(
+        deployment["spec"]["template"]["spec"]["nodeSelector"]["pool"],
+        "control"
     );
 }
 

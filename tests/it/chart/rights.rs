@@ -210,6 +210,20 @@ fn named_namespaces_have_a_role_each_and_the_cluster_role_has_no_access_to_them(
 }
 
 #[test]
+fn with_tokens_for_metrics_the_controller_also_publishes_their_authority_in_its_own_namespace() {
+    for settings in [
+        &["metrics.authentication=Token"][..],
+        &["metrics.authentication=Token", "watchNamespaces={team-a}"],
+    ] {
+        let Some(rendered) = render(settings) else { return };
+        let mut home = rights(rendered.unwrap().one("Role", "agentloop"));
+        home.retain(|what, _| !what.starts_with("agentloop.dev"));
+        let more = ["get", "create", "patch"].map(|verb| ("configmaps agentloop-metrics-ca", verb));
+        assert_eq!(home, union(&at_home(), &collect(more)), "{settings:?}");
+    }
+}
+
+#[test]
 fn metrics_readers_have_a_role_whose_name_is_in_the_page_and_the_notes() {
     let page = std::fs::read_to_string(repository("docs/tasks/tenants.md")).unwrap();
     let token = "metrics.authentication=Token";

@@ -39,6 +39,7 @@ pub(super) async fn run_into(
     config.auth_info = serde_json::from_value(json!({"token": token})).unwrap();
     let session = PluginSession {
         client: server.client(),
+        impersonated_user: None,
         address: ServerAddress::new(&config, Some("test".into())),
         namespace: "a".into(),
         all_namespaces: false,

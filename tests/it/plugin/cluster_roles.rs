@@ -98,6 +98,7 @@ impl<'a> Place<'a> {
     fn session(&self, config: &Config, link: &str) -> PluginSession {
         PluginSession {
             client: Client::try_from(config.clone()).unwrap(),
+            impersonated_user: None,
             address: ServerAddress::new(config, Some("test".into())),
             namespace: self.namespace.to_owned(),
             all_namespaces: false,

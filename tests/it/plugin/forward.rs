@@ -1,6 +1,7 @@
 //! The plugin reaches the controller by a port-forward through an API server: WebSocket, TLS and token, from end to end.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use agentloop::controller::tls::ca::CertificateAuthority;
 use agentloop::controller::tls::certificates::server_config;
@@ -23,13 +24,20 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
 use super::harness::{PluginHarness, TOKEN, parse};
+use super::link::FakeController;
+use super::program::{Program, text};
 
 /// Port of the link, as the pod of the controller has it.
 const PORT: u16 = 9443;
 
+/// The token that the API server issues for a ServiceAccount.
+const REQUESTED_TOKEN: &str = "token-of-loop-user";
+
 /// A fake API server, which ends when it is dropped.
 struct Api {
     address: SocketAddr,
+    /// Lines and headers of requests.
+    heads: Arc<Mutex<Vec<String>>>,
     server: JoinHandle<()>,
 }
 
@@ -48,26 +56,38 @@ impl Api {
         let pod = json!({"metadata": {"name": "agentloop-7"}, "spec": {"containers": [
             {"name": "controller", "ports": [{"name": "link", "containerPort": PORT}]}]}});
         let pods = json!({"metadata": {}, "items": controller.iter().map(|_| &pod).collect::<Vec<_>>()});
+        let heads = Arc::default();
+        let seen = Arc::clone(&heads);
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (map, pods) = (map.clone(), pods.clone());
-                tokio::spawn(async move { serve(stream, controller, &map, &pods).await });
+                let (map, pods, seen) = (map.clone(), pods.clone(), Arc::clone(&seen));
+                tokio::spawn(async move { serve(stream, controller, (&map, &pods), &seen).await });
             }
         });
-        Self { address, server }
+        Self { address, heads, server }
     }
 }
 
-async fn serve(mut stream: TcpStream, controller: Option<SocketAddr>, map: &Value, pods: &Value) {
+async fn serve(
+    mut stream: TcpStream,
+    controller: Option<SocketAddr>,
+    (map, pods): (&Value, &Value),
+    seen: &Mutex<Vec<String>>,
+) {
     let mut head = [0; 4096];
     let length = stream.peek(&mut head).await.unwrap();
     let head = String::from_utf8_lossy(&head[..length]).into_owned();
+    seen.lock().unwrap().push(head.to_lowercase());
     if head.contains("/namespaces/agentloop-system/pods/agentloop-7/portforward?") {
         assert!(head.contains(&format!("ports={PORT}")), "{head}");
         return bridge(stream, controller.unwrap()).await;
     }
+    let token = json!({"metadata": {}, "spec": {"audiences": []}, "status": {"token": REQUESTED_TOKEN, "expirationTimestamp":
+        "2099-01-01T00:00:00Z"}});
     let body = if head.contains("/namespaces/team-a/configmaps/agentloop-link-ca") {
         map
+    } else if head.contains("/namespaces/team-a/serviceaccounts/loop-user/token") {
+        &token
     } else {
         pods
     };
@@ -118,13 +138,13 @@ async fn bridge(stream: TcpStream, controller: SocketAddr) {
 }
 
 /// A controller with TLS, whose journal of each Agent has 7 lines that are too old to be kept.
-fn controller(authority: &CertificateAuthority) -> (SocketAddr, JoinHandle<()>) {
+fn controller(authority: &CertificateAuthority, token: &'static str) -> (SocketAddr, JoinHandle<()>) {
     let leaf = authority
         .sign(&["agentloop-link.agentloop-system.svc".into()], Timestamp::now())
         .unwrap();
     let tls = RustlsConfig::from_config(server_config(&leaf).unwrap());
-    let events = async |headers: HeaderMap| {
-        assert_eq!(headers["authorization"], format!("Bearer {TOKEN}"));
+    let events = async move |headers: HeaderMap| {
+        assert_eq!(headers["authorization"], format!("Bearer {token}"));
         "event: start\nid: 0\ndata: {\"seq\":0}\n\n"
     };
     let router = Router::new().route("/v1/namespaces/team-a/agents/helper/events", get(events));
@@ -162,7 +182,7 @@ async fn events(api: &Api) -> (ExitStatus, String) {
 async fn events_are_read_through_a_port_forward_to_the_leader_with_its_certificate() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
-    let (address, serving) = controller(&authority);
+    let (address, serving) = controller(&authority, TOKEN);
     let api = Api::start(&authority.certificate, Some(address)).await;
     assert_eq!(events(&api).await, (ExitStatus::Success, String::new()));
     // A pod with another certificate is not the controller.
@@ -174,6 +194,35 @@ async fn events_are_read_through_a_port_forward_to_the_leader_with_its_certifica
         error.contains("cannot be reached") && error.contains("certificate"),
         "{error}"
     );
+    serving.abort();
+}
+
+#[tokio::test]
+async fn an_impersonated_user_opens_the_port_forward_and_requests_the_token_of_the_service_account() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let authority = CertificateAuthority::make(Timestamp::now()).unwrap();
+    let (address, serving) = controller(&authority, REQUESTED_TOKEN);
+    let api = Api::start(&authority.certificate, Some(address)).await;
+    let program = Program::with_server(
+        FakeController::start(Vec::new()).await,
+        api.address,
+        &json!({"token": TOKEN}),
+    );
+    let arguments = "events helper --as bob --service-account loop-user";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let done = program.run("kubectl-agentloop", &arguments, "").await;
+    assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
+    let heads = api.heads.lock().unwrap().clone();
+    for path in [
+        "/configmaps/",
+        "/pods?",
+        "/portforward?",
+        "/serviceaccounts/loop-user/token",
+    ] {
+        let found = heads.iter().find(|head| head.contains(path)).expect(path);
+        assert!(found.contains("\r\nimpersonate-user: bob\r\n"), "{found}");
+        assert!(found.contains(&format!("bearer {TOKEN}")), "{found}");
+    }
     serving.abort();
 }
 

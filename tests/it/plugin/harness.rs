@@ -138,6 +138,7 @@ impl PluginHarness {
         config.auth_info = serde_json::from_value(json!({"token": TOKEN})).unwrap();
         PluginSession {
             client: self.client.clone(),
+            impersonated_user: None,
             address: ServerAddress::new(&config, Some("test".into())),
             namespace: "team-a".into(),
             all_namespaces: false,
@@ -273,7 +274,7 @@ async fn dry_run(request: Request<kube::client::Body>, refusal: Option<String>) 
     Response::builder().status(code).body(answer.into()).unwrap()
 }
 
-fn version() -> Value {
+pub fn version() -> Value {
     json!({"major": "1", "minor": "33", "gitVersion": "v1.33.0", "gitCommit": "", "gitTreeState": "", "buildDate": "",
         "goVersion": "", "compiler": "", "platform": ""})
 }

@@ -72,7 +72,7 @@ impl Controller {
         }
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.requests
             .lock()
             .unwrap()
@@ -147,7 +147,7 @@ pub fn start(seq: i64) -> Answer {
     Stream(vec![("start", seq, json!({"seq": seq}))])
 }
 
-fn event(name: &'static str, seq: i64, more: &Value) -> (&'static str, i64, Value) {
+pub fn event(name: &'static str, seq: i64, more: &Value) -> (&'static str, i64, Value) {
     let mut data = json!({"seq": seq, "event": name, "at": NOW, "kind": "x", "turn": 1, "note": ""});
     for (field, value) in more.as_object().unwrap() {
         data[field] = value.clone();

@@ -1,9 +1,11 @@
 //! The plugin as a program: its name, its kubeconfig, its exit codes, standard input.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,40 +18,56 @@ use super::harness::TOKEN;
 use super::link::{Answer, FakeController, OpenStream, Stream, accepted, completed, start};
 
 /// A fake cluster with a kubeconfig, and the program under the name that kubectl runs.
-struct Program {
-    fake: FakeController,
+pub struct Program {
+    pub fake: FakeController,
     dir: TempDir,
-    server: JoinHandle<()>,
+    server: Option<JoinHandle<()>>,
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        self.server.abort();
+        self.server.take().inspect(JoinHandle::abort);
     }
 }
 
 impl Program {
     async fn start(answers: Vec<Answer>) -> Self {
         let fake = FakeController::start(answers).await;
+        let router = fake.harness.server.router();
+        Self::serving(fake, router, &json!({"token": TOKEN})).await
+    }
+
+    /// With the API server of these routes, and this user in the kubeconfig.
+    pub async fn serving(fake: FakeController, router: Router, user: &Value) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = fake.harness.server.router();
         let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let mut program = Self::with_server(fake, address, user);
+        program.server = Some(server);
+        program
+    }
+
+    /// With the API server at this address.
+    pub fn with_server(fake: FakeController, address: SocketAddr, user: &Value) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
-            "users": [{"name": "u", "user": {"token": TOKEN}}],
+            "users": [{"name": "u", "user": user}],
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
         });
         std::fs::write(dir.path().join("config"), kubeconfig.to_string()).unwrap();
         for name in ["kubectl-agentloop", "kubectl_complete-agentloop"] {
             symlink(env!("CARGO_BIN_EXE_agentloop"), dir.path().join(name)).unwrap();
         }
-        Self { fake, dir, server }
+        Self {
+            fake,
+            dir,
+            server: None,
+        }
     }
 
-    fn spawn(&self, name: &str, arguments: &[&str]) -> Child {
+    pub fn spawn(&self, name: &str, arguments: &[&str]) -> Child {
         Command::new(self.dir.path().join(name))
             .args(arguments)
             .env("KUBECONFIG", self.dir.path().join("config"))
@@ -62,7 +80,7 @@ impl Program {
     }
 
     /// Runs the program of that name with this input.
-    async fn run(&self, name: &str, arguments: &[&str], input: &str) -> Output {
+    pub async fn run(&self, name: &str, arguments: &[&str], input: &str) -> Output {
         let mut child = self.spawn(name, arguments);
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
@@ -71,7 +89,7 @@ impl Program {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -172,7 +190,10 @@ async fn an_interrupted_run_explains_how_to_wait_for_the_task() {
     assert!(signalled.success());
     let mut rest = String::new();
     err.read_to_string(&mut rest).await.unwrap();
-    assert!(rest.contains("kubectl agentloop run helper --id once"), "{rest}");
+    assert!(
+        rest.contains("kubectl agentloop run -n team-a helper --id once"),
+        "{rest}"
+    );
     assert_eq!(child.wait().await.unwrap().code(), Some(3));
 }
 

@@ -16,12 +16,12 @@ use tokio::task::JoinSet;
 const SOON: Duration = Duration::from_secs(20);
 
 /// The program with a kubeconfig whose contexts lead to these servers.
-struct Plugin {
-    dir: TempDir,
+pub struct Plugin {
+    pub dir: TempDir,
 }
 
 impl Plugin {
-    fn new(servers: &[(&str, String)]) -> Self {
+    pub fn new(servers: &[(&str, String)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let named = |value: &dyn Fn(&str, &str) -> Value| -> Vec<Value> {
             servers.iter().map(|(name, url)| value(name, url)).collect()
@@ -37,7 +37,7 @@ impl Plugin {
         Self { dir }
     }
 
-    fn command(&self, line: &str) -> Command {
+    pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new(self.dir.path().join("kubectl-agentloop"));
         command
             .args(line.split(' '))
@@ -49,7 +49,7 @@ impl Plugin {
     }
 
     /// What the command says on standard error; it fails.
-    async fn error(&self, line: &str) -> String {
+    pub async fn error(&self, line: &str) -> String {
         failed(&self.command(line).output().await.unwrap())
     }
 }
@@ -62,7 +62,7 @@ fn failed(done: &Output) -> String {
 }
 
 /// A server that accepts connections, and does this with each. Returns its host and port.
-async fn server<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> (JoinSet<()>, String)
+pub async fn server<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> (JoinSet<()>, String)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -85,7 +85,7 @@ async fn silence(stream: TcpStream) {
 }
 
 /// Reads something, and answers this.
-async fn answer(mut stream: TcpStream, text: &'static str) {
+pub async fn answer(mut stream: TcpStream, text: &'static str) {
     let mut request = [0; 4_096];
     let _ = stream.read(&mut request).await;
     let _ = stream.write_all(text.as_bytes()).await;
@@ -234,8 +234,9 @@ async fn a_check_of_another_server_says_that_it_was_reached_and_what_it_answered
     assert_eq!(
         plugin.error("check --context wrong").await,
         format!(
-            "error: http://{wrong} (context \"wrong\") was reached, but answered the request for its version with status \
-             401: Unauthorized\n"
+            "error: http://{wrong} (context \"wrong\") was reached, but the API server rejects the credentials \
+             (status 401: Unauthorized): they are wrong or have expired. Log in again, or name another --context or \
+             --kubeconfig\n"
         )
     );
     assert_eq!(

@@ -6,6 +6,7 @@ pub mod agents;
 pub mod api_server;
 pub mod browser;
 pub mod clusters;
+pub mod dashboards;
 pub mod harness;
 pub mod http;
 pub mod kubectl;

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -71,20 +71,35 @@ impl Prometheus {
         }
     }
 
-    /// Whether one of the queries gives any samples.
-    pub fn has_any(&self, queries: &[String]) -> bool {
-        queries.iter().any(|query| {
-            let answer = self.query(query);
-            answer["data"]["result"]
-                .as_array()
-                .is_some_and(|samples| !samples.is_empty())
-        })
+    /// Whether the query gives any samples.
+    pub fn has_any(&self, query: &str) -> bool {
+        let answer = self.query(query);
+        let samples = answer["data"]["result"].as_array();
+        samples.is_some_and(|samples| !samples.is_empty())
+    }
+
+    /// Whether the query has a number at one time, of each second since then.
+    pub fn has_number_since(&self, query: &str, start: SystemTime) -> bool {
+        let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
+        let (start, end) = (since(start), since(SystemTime::now()));
+        let form = format!("query={}&start={start}&end={end}&step=1", percent(query));
+        let answer = self.ask("POST", "/api/v1/query_range", &form);
+        let series = answer["data"]["result"].as_array().into_iter().flatten();
+        let mut samples = series.flat_map(|series| series["values"].as_array().into_iter().flatten());
+        samples.any(|sample| sample[1] != "NaN")
+    }
+
+    /// Whether the query has a number now.
+    pub fn has_number(&self, query: &str) -> bool {
+        let answer = self.query(query);
+        let mut samples = answer["data"]["result"].as_array().into_iter().flatten();
+        samples.any(|sample| sample["value"][1] != "NaN")
     }
 
     /// Waits until a query gives any samples.
     pub fn until_some(&self, what: &str, query: &str) {
         let deadline = Instant::now() + Duration::from_secs(90);
-        while !self.has_any(&[query.to_owned()]) {
+        while !self.has_any(query) {
             assert!(Instant::now() < deadline, "{what} shows nothing: {query}");
             std::thread::park_timeout(LOOK);
         }
