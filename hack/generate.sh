@@ -3,6 +3,7 @@
 #                      chart's dashboards from the registry of metrics, deploy/agentloop.yaml from the chart, and the chart's
 #                      README from its values.yaml
 # generate.sh --check  fails when they are not what would be written
+# AGENTLOOP_BINARY=path of a build of this source; otherwise it is built
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
@@ -11,15 +12,17 @@ cd "$ROOT"
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
+agentloop() { if [ -n "${AGENTLOOP_BINARY:-}" ]; then "$AGENTLOOP_BINARY" "$@"; else cargo run --locked --quiet -- "$@"; fi; }
+
 cp -r charts "$out"
-cargo run --locked --quiet -- crds --dir "$out/crds"
+agentloop crds --dir "$out/crds"
 rm "$out"/charts/agentloop/files/crds/*
 cp "$out"/crds/* "$out/charts/agentloop/files/crds/"
 rm "$out"/charts/agentloop/dashboards/*
-cargo run --locked --quiet -- dashboards --dir "$out/charts/agentloop/dashboards"
+agentloop dashboards --dir "$out/charts/agentloop/dashboards"
 mkdir -p "$out/deploy" "$out/docs/reference"
-cargo run --locked --quiet -- crds --format markdown >"$out/docs/reference/api.md"
-cargo run --locked --quiet -- kubectl reference >"$out/docs/reference/kubectl-plugin.md"
+agentloop crds --format markdown >"$out/docs/reference/api.md"
+agentloop kubectl reference >"$out/docs/reference/kubectl-plugin.md"
 helm template agentloop "$out/charts/agentloop" --namespace agentloop-system --skip-tests >"$out/deploy/agentloop.yaml"
 python3 hack/chart-readme.py charts/agentloop >"$out/charts/agentloop/README.md"
 
