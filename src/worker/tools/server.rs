@@ -420,7 +420,10 @@ mod tests {
         let client = ToolServerClient::new(spec, access, artifacts, http);
         let buffer = LogBuffer::default();
         let writer = buffer.clone();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
         tracing::subscriber::with_default(subscriber, || lists.into_iter().for_each(|tools| client.offer(tools)));
         buffer.text().lines().map(str::to_owned).collect()
     }
