@@ -14,8 +14,8 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::harness::GatewayHarness;
-use super::loops::{Cell, USED, Way};
-use super::provider::Step;
+use super::loops::{ANSWER_ID, Cell, USED, WAYS, Way};
+use super::provider::{ScriptedResponse, Step};
 use crate::support::clusters;
 use crate::support::otlp::{Collector, Receiver, attribute, is_root};
 
@@ -168,6 +168,9 @@ fn check_first_turn(spans: &[Span]) {
         assert_eq!(tokens, USED);
         assert_eq!(attribute(&call.attributes, "gen_ai.provider.name").unwrap(), "openai");
         assert_eq!(attribute(&call.attributes, "server.address").unwrap(), "127.0.0.1");
+        assert_eq!(attribute(&call.attributes, "gen_ai.response.id").unwrap(), ANSWER_ID);
+        assert!(attribute(&call.attributes, "gen_ai.response.finish_reasons").is_some());
+        assert!(number("gen_ai.request.max_tokens") > 0);
     }
     let run = named(spans, "execute_tool hub__write")[0];
     assert_eq!(attribute(&run.attributes, "agentloop.tool.outcome").unwrap(), "Ok");
@@ -236,6 +239,82 @@ async fn a_real_collector_accepts_and_forwards_the_spans() {
     let spans = receiver.until("two turns", two_turns).await;
     check_first_turn(&spans);
     check_canary(&receiver, &harness);
+}
+
+/// Variables of a gateway that exports to this receiver at once.
+fn exporting_to(receiver: &Receiver) -> Vec<(&'static str, String)> {
+    vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
+        ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
+    ]
+}
+
+/// The spans of this many calls of a loop with these answers, in order.
+async fn calls_of(way: Way, acts: Vec<ScriptedResponse>, count: usize) -> (Cell, Vec<Span>) {
+    let receiver = Receiver::start().await;
+    let cell = Cell::start_with(way, &json!({}), json!({}), acts, exporting_to(&receiver)).await;
+    let all = |spans: &[Span]| named(spans, "chat m").len() == count;
+    let spans = receiver.until("all calls", all).await;
+    let calls = named(&spans, "chat m").into_iter().cloned().collect();
+    (cell, calls)
+}
+
+#[tokio::test]
+async fn a_call_names_its_request_and_its_answer_in_each_api_streamed_or_not() {
+    for way in WAYS {
+        let reasons = match way {
+            Way::OpenAiWhole | Way::OpenAiStreamed => ["length", "tool_calls"],
+            Way::AnthropicWhole | Way::AnthropicStreamed => ["max_tokens", "tool_use"],
+            Way::ResponsesWhole | Way::ResponsesStreamed => ["content_filter", "stop"],
+        };
+        let answer = way.answer("partly", &[], reasons[0], true);
+        let (cell, calls) = calls_of(way, vec![answer, way.sleep()], 2).await;
+        let asked = &cell.harness.provider.seen()[0].body;
+        let asked: Value = serde_json::from_str(asked).unwrap();
+        let limits = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+        let limit = limits.iter().find_map(|name| asked[*name].as_i64()).unwrap();
+        for (call, reason) in calls.iter().zip(reasons) {
+            let of = |key: &str| attribute(&call.attributes, key);
+            assert_eq!(of("gen_ai.request.max_tokens"), Some(limit.to_string()), "{way:?}");
+            let streamed = way.is_streamed().then(|| "true".to_owned());
+            assert_eq!(of("gen_ai.request.stream"), streamed, "{way:?}");
+            assert_eq!(of("gen_ai.response.id").as_deref(), Some(ANSWER_ID), "{way:?}");
+            assert_eq!(of("gen_ai.response.finish_reasons").as_deref(), Some(reason), "{way:?}");
+        }
+        cell.end().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_ended_in_an_error_and_one_that_never_began_has_no_end() {
+    for way in WAYS {
+        let acts = vec![way.half("{", Step::Cut), way.sleep()];
+        let (cell, calls) = calls_of(way, acts, 2).await;
+        let of = |key: &str| attribute(&calls[0].attributes, key);
+        assert!(of("error.type").is_some(), "{way:?}");
+        let (id, reason) = (of("gen_ai.response.id"), of("gen_ai.response.finish_reasons"));
+        let began = way.is_streamed().then_some((ANSWER_ID, "error"));
+        assert_eq!(id.as_deref().zip(reason.as_deref()), began, "{way:?}");
+        cell.end().await;
+    }
+}
+
+#[tokio::test]
+async fn no_text_of_a_server_is_exported_as_an_id_or_a_reason() {
+    let way = Way::OpenAiWhole;
+    let message = json!({"role": "assistant", "content": "hi"});
+    let odd = json!({
+        "id": format!("a {CANARY} of many words"),
+        "choices": [{"index": 0, "message": message, "finish_reason": format!("because_{CANARY}")}],
+        "usage": {"prompt_tokens": USED.0, "completion_tokens": USED.1},
+    });
+    let odd = ScriptedResponse::json(200, &odd.to_string());
+    let (cell, calls) = calls_of(way, vec![odd, way.sleep()], 2).await;
+    let of = |key: &str| attribute(&calls[0].attributes, key);
+    assert_eq!(of("gen_ai.response.id"), None);
+    assert_eq!(of("gen_ai.response.finish_reasons").as_deref(), Some("other"));
+    assert!(!format!("{:?}", calls[0]).contains(CANARY));
+    cell.end().await;
 }
 
 #[tokio::test]

@@ -34,7 +34,18 @@ async fn a_run_exports_a_trace_for_each_turn() {
             ("invoke_agent a", "chat scripted")
         );
         assert_eq!(call.trace_id, root.trace_id);
-        assert_eq!(attribute(&call.attributes, "gen_ai.usage.output_tokens").unwrap(), "3");
+        let of_call = |key| attribute(&call.attributes, key);
+        assert_eq!(of_call("gen_ai.usage.output_tokens").unwrap(), "3");
+        let turn: i64 = attribute(&root.attributes, "agentloop.turn").unwrap().parse().unwrap();
+        assert_eq!(
+            of_call("gen_ai.response.id").unwrap(),
+            format!("chatcmpl-scripted-{}", turn - 1)
+        );
+        let reason = if turn == 3 { "tool_calls" } else { "stop" };
+        assert_eq!(of_call("gen_ai.response.finish_reasons").unwrap(), reason);
+        assert_eq!(of_call("gen_ai.response.model").unwrap(), "scripted");
+        assert_eq!(of_call("gen_ai.request.stream").unwrap(), "true");
+        assert_eq!(of_call("gen_ai.request.max_tokens"), None, "a script has no limit");
     }
     for received in receiver.received() {
         assert!(!String::from_utf8_lossy(&received.body).contains(CANARY));
