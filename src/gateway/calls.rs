@@ -438,6 +438,7 @@ mod tests {
             epoch: 1,
             known: LoopTotals::default(),
             traces: false,
+            content: false,
             logs: false,
         };
         let directives = Directives {

@@ -163,6 +163,20 @@ pub(super) fn recent_messages(
     Ok(texts)
 }
 
+/// Returns the messages of a turn of a member, oldest first, also those that have left the live transcript. Skips those that this
+/// version does not know.
+pub(super) fn messages_of_turn(connection: &Connection, (member, turn): (u16, i64)) -> rusqlite::Result<Vec<Message>> {
+    let mut select =
+        connection.prepare_cached("SELECT json FROM messages WHERE turn = ?1 AND member = ?2 ORDER BY id")?;
+    let mut rows = select.query((turn, member))?;
+    let mut messages = Vec::new();
+    while let Some(row) = rows.next()? {
+        let json: String = row.get(0)?;
+        messages.extend(serde_json::from_str::<Message>(&json).ok());
+    }
+    Ok(messages)
+}
+
 /// Returns the call behind a tool run, as JSON with its tool, its arguments, and the text of its answer; truncated to `bytes`. `None`: the call is no longer kept.
 pub(super) fn requested_call(
     connection: &Connection,

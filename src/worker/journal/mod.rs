@@ -308,6 +308,11 @@ impl Journal {
         lines::after(&self.connection, seq, max).map_err(|error| self.sqlite(&error))
     }
 
+    /// Returns the messages of a turn of a member, oldest first.
+    pub fn messages_of_turn(&self, turn: (u16, i64)) -> Result<Vec<Message>, JournalError> {
+        lines::messages_of_turn(&self.connection, turn).map_err(|error| self.sqlite(&error))
+    }
+
     /// Returns the last messages of the model and its tools up to this turn. `max`: their number, and the bytes of
     /// each.
     pub fn recent_messages(&self, turn: i64, max: (usize, usize)) -> Result<Vec<String>, JournalError> {

@@ -254,6 +254,11 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: http://collector:4318",
     ),
     (
+        "telemetry.content",
+        &["telemetry.otlp.endpoint=http://c:4318", "telemetry.content=true"],
+        "name: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
+    ),
+    (
         "telemetry.otlp.logs",
         &["telemetry.otlp.endpoint=http://c:4318", "telemetry.otlp.logs=true"],
         "name: OTEL_LOGS_EXPORTER",

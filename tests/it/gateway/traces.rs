@@ -71,7 +71,10 @@ pub(super) fn worker_log(harness: &GatewayHarness) -> String {
     std::fs::read_to_string(harness.path("worker-log")).unwrap_or_default()
 }
 
-/// A server of one tool, whose result has the canary.
+/// In a Secret with a header of the tool server, which repeats it.
+const TOOL_SECRET: &str = "secret-of-the-tool";
+
+/// A server of one tool, whose result has the canary and the header.
 async fn tool_server() -> SocketAddr {
     async fn answer(Json(request): Json<Value>) -> Result<Json<Value>, StatusCode> {
         let result = match request["method"].as_str().unwrap() {
@@ -80,7 +83,7 @@ async fn tool_server() -> SocketAddr {
                 "serverInfo": {"name": "hub", "version": "1"},
             }),
             "tools/list" => json!({"tools": [{"name": "write", "inputSchema": {"type": "object"}}]}),
-            "tools/call" => json!({"content": [{"type": "text", "text": CANARY}]}),
+            "tools/call" => json!({"content": [{"type": "text", "text": format!("{CANARY} {TOOL_SECRET}")}]}),
             _ if request.get("id").is_none() => return Err(StatusCode::ACCEPTED),
             _ => {
                 let error = json!({"code": -32601, "message": "method not found"});
@@ -105,7 +108,10 @@ async fn traced(collector: u16) -> GatewayHarness {
 pub(super) async fn traced_with(collector: u16, more: &[(&'static str, &str)]) -> GatewayHarness {
     let mut harness = GatewayHarness::new().await;
     let tools = tool_server().await;
-    harness.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
+    harness.tools = json!({"servers": [
+        {"name": "hub", "url": format!("http://{tools}/mcp"), "headersSecretRef": {"name": "s"}},
+    ]});
+    harness.write_header("hub", "x-key", TOOL_SECRET);
     harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{collector}")),
         ("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{CANARY}")),
@@ -180,7 +186,7 @@ fn check_first_turn(spans: &[Span]) {
 pub(super) fn check_canary(receiver: &Receiver, harness: &GatewayHarness) {
     for received in receiver.received() {
         let text = String::from_utf8_lossy(&received.body);
-        assert!(!text.contains(CANARY), "{text}");
+        assert!(!text.contains(CANARY) && !text.contains(TOOL_SECRET), "{text}");
     }
     for text in receiver.others() {
         assert!(!text.contains(CANARY), "{text}");
@@ -224,6 +230,71 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     let log = worker_log(&harness);
     let id = hex(&first.trace_id);
     assert!(log.contains(&format!("\"traceId\":\"{id}\"")), "{log}");
+}
+
+/// An attribute with JSON.
+fn json_of(span: &Span, key: &str) -> Value {
+    serde_json::from_str(&attribute(&span.attributes, key).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn with_the_variable_spans_have_texts_also_when_the_worker_is_killed_in_mid_turn() {
+    let receiver = Receiver::start().await;
+    let capture = ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true");
+    let harness = traced_with(receiver.address.port(), &[capture]).await;
+    let worker = WorkerProcess::start(&harness);
+    let run = "execute_tool hub__write";
+    receiver
+        .until("the tool run", |spans| !named(spans, run).is_empty())
+        .await;
+    harness.provider.until_asked(2).await;
+    drop(worker);
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
+    let spans = receiver.until("two turns", two_turns).await;
+    check_first_turn(&spans);
+    let run = named(&spans, run)[0];
+    assert_eq!(json_of(run, "gen_ai.tool.call.arguments"), json!({"text": CANARY}));
+    let result = attribute(&run.attributes, "gen_ai.tool.call.result").unwrap();
+    assert!(result.contains(&format!("{CANARY} [redacted]")), "{result}");
+    let roots: Vec<_> = spans.iter().filter(|span| is_root(span)).collect();
+    let input = json_of(roots[0], "gen_ai.input.messages");
+    assert_eq!(
+        (&input[0]["role"], &input[0]["parts"][0]["type"]),
+        (&json!("user"), &json!("text"))
+    );
+    let output = json_of(roots[0], "gen_ai.output.messages");
+    let call = &output[0]["parts"][0];
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!("hub__write"), &json!({"text": CANARY}))
+    );
+    let text = json!([{"type": "text", "content": format!("I am {CANARY}.")}]);
+    assert_eq!((&output[1]["parts"], output.as_array().unwrap().len()), (&text, 2));
+    assert!(
+        !json_of(roots[1], "gen_ai.output.messages").to_string().contains(CANARY),
+        "a text is sent once"
+    );
+    let of_texts = ["gen_ai.input.messages", "gen_ai.output.messages"];
+    for call in named(&spans, "chat m") {
+        assert!(of_texts.iter().all(|key| attribute(&call.attributes, key).is_none()));
+    }
+    let sent = receiver.received();
+    let sent = sent
+        .iter()
+        .flat_map(|received| &received.request.resource_spans[0].scope_spans[0].spans);
+    for again in sent.filter(|span| span.span_id == run.span_id) {
+        assert_eq!(again.attributes, run.attributes);
+    }
+    for received in receiver.received() {
+        let text = String::from_utf8_lossy(&received.body);
+        assert!(
+            !text.contains(TOOL_SECRET) && !text.contains(&format!("Be {CANARY}")),
+            "{text}"
+        );
+    }
+    let logs = worker_log(&harness) + &harness.log();
+    assert!(!logs.contains(CANARY) && !logs.contains(TOOL_SECRET), "{logs}");
 }
 
 #[tokio::test]

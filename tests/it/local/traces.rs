@@ -1,5 +1,6 @@
 //! Traces of a run: the variables of the process reach the gateways of its Agents.
 
+use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;
 
 use super::process::{CANARY, LocalHarness, scripted};
@@ -52,4 +53,25 @@ async fn a_run_exports_a_trace_for_each_turn() {
         let resource = received.request.resource_spans[0].resource.as_ref().unwrap();
         assert_eq!(attribute(&resource.attributes, "service.name").unwrap(), "mine");
     }
+}
+
+#[tokio::test]
+async fn a_run_with_the_variable_for_content_exports_texts() {
+    let receiver = Receiver::start().await;
+    let mut harness = LocalHarness::new();
+    let turns = json!([{ "text": CANARY }, { "yield": { "mode": "shutdown" } }]);
+    harness.write("all.yaml", &scripted("a", &turns));
+    let endpoint = format!("http://{}", receiver.address);
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true"),
+    ];
+    let mut run = harness.run_with(&[], &variables);
+    assert_eq!(run.cause().await, "NothingRuns");
+    let all = |spans: &[Span]| spans.iter().filter(|span| is_root(span)).count() == 2;
+    let spans = receiver.until("all turns", all).await;
+    let first = spans.iter().find(|span| is_root(span)).unwrap();
+    let output = attribute(&first.attributes, "gen_ai.output.messages").unwrap();
+    assert!(output.contains(CANARY), "{output}");
+    assert!(attribute(&first.attributes, "gen_ai.input.messages").is_some());
 }
