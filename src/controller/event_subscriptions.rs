@@ -1,8 +1,8 @@
 //! The subscriptions to events of live loops: one cursor each, and a small buffer of pages.
 //!
-//! Kept in memory, only while someone is subscribed. A page is accepted only if it begins at the cursor, so that each
-//! line is delivered exactly once. A subscription whose reader takes nothing for too long is closed. Text of answers that
-//! arrive has a buffer of its own, and is dropped when that is full. Authorization is decided elsewhere.
+//! Kept in memory, only while someone is subscribed, and bounded in bytes. A page is accepted only if it begins at the cursor, so
+//! that each line is delivered exactly once. A subscription whose reader takes nothing for too long is closed. Text of answers
+//! that arrive has a buffer of its own, and is dropped when that is full. Authorization is decided elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use super::runtime::WallClock;
 use crate::api::NamespacedName;
 use crate::link::events::{
     ClientRefusal, ClientRefusalCode, EventLine, EventStream, EventStreamItem, EventSubscription, EventsPage,
-    EventsResponse, LATEST, READ_FROM_START,
+    EventsResponse, LATEST, PAGE_BYTES, READ_FROM_START,
 };
 use crate::link::messages::PodRefusal;
 use crate::link::text_fragments::TextFragment;
@@ -30,6 +30,9 @@ pub const READINGS_OF_ONE: usize = 8;
 pub const READINGS_OF_ALL: usize = 256;
 /// Capacity of the buffer, in pages.
 const ROOM: usize = 2;
+/// Maximum number of bytes of the buffer and of the page that the reader is sent. A page with one long line takes the room of
+/// several.
+const ROOM_BYTES: usize = ROOM * PAGE_BYTES;
 /// Maximum number of fragments of text that wait for a reader.
 const ROOM_FOR_TEXT: usize = 16;
 /// How long the pod may take to send the first page.
@@ -52,7 +55,9 @@ struct OpenSubscription {
     began: i64,
     messages: bool,
     cursor: i64,
-    pages: mpsc::Sender<Vec<EventLine>>,
+    pages: mpsc::Sender<BufferedPage>,
+    /// What is left of [`ROOM_BYTES`].
+    bytes: Arc<Semaphore>,
     /// `None`: no text is wanted.
     text: Option<mpsc::Sender<Arc<TextFragment>>>,
     farewell: Arc<OnceLock<String>>,
@@ -68,6 +73,29 @@ struct OpenSubscription {
 #[derive(Default)]
 pub(super) struct EventSubscriptions {
     open: BTreeMap<u64, OpenSubscription>,
+}
+
+impl OpenSubscription {
+    /// Takes the lines of the page into the buffer, if there is room for them.
+    fn pass_on(&self, page: &mut EventsPage) -> Result<(), TrySendError<()>> {
+        let place = self.pages.try_reserve()?;
+        // A longer one has all of the room.
+        let bytes = u32::try_from(page.bytes().min(ROOM_BYTES)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.bytes).try_acquire_many_owned(bytes);
+        let room = room.map_err(|_| TrySendError::Full(()))?;
+        place.send(BufferedPage {
+            lines: std::mem::take(&mut page.events),
+            room: Some(room),
+        });
+        Ok(())
+    }
+}
+
+/// The lines of a page, and the room that they take.
+#[derive(Default)]
+struct BufferedPage {
+    lines: Vec<EventLine>,
+    room: Option<OwnedSemaphorePermit>,
 }
 
 /// The result of a page.
@@ -117,6 +145,7 @@ impl EventSubscriptions {
             messages: reading.messages,
             cursor: reading.after,
             pages,
+            bytes: Arc::new(Semaphore::new(ROOM_BYTES)),
             text,
             farewell: Arc::clone(&farewell),
             start: Arc::clone(&start),
@@ -158,7 +187,7 @@ impl EventSubscriptions {
             // The first page says where the journal ends. An empty page tells the reader that the pod is connected.
             open.cursor = page.newest;
             let _ = open.start.set(page.newest);
-            let _ = open.pages.try_send(Vec::new());
+            let _ = open.pages.try_send(BufferedPage::default());
             return PageOutcome::Next(open.cursor);
         }
         if open.cursor > page.newest {
@@ -172,24 +201,20 @@ impl EventSubscriptions {
         if page.after != open.cursor || page.next < page.after {
             return PageOutcome::Next(open.cursor);
         }
-        let sent = open.pages.try_send(std::mem::take(&mut page.events));
-        match sent {
+        match open.pass_on(page) {
             Ok(()) => {
                 open.cursor = page.next;
                 open.full = None;
                 PageOutcome::Next(open.cursor)
             }
-            Err(TrySendError::Closed(_)) => {
+            Err(TrySendError::Closed(())) => {
                 self.open.remove(&page.reading);
                 PageOutcome::Over
             }
-            Err(TrySendError::Full(_)) if now.duration_since(*open.full.get_or_insert(now)) >= STALL_TIMEOUT => {
+            Err(TrySendError::Full(())) if now.duration_since(*open.full.get_or_insert(now)) >= STALL_TIMEOUT => {
                 self.end(page.reading, TOO_SLOW.into())
             }
-            Err(TrySendError::Full(lines)) => {
-                page.events = lines;
-                PageOutcome::Full(open.cursor)
-            }
+            Err(TrySendError::Full(())) => PageOutcome::Full(open.cursor),
         }
     }
 
@@ -204,7 +229,7 @@ impl EventSubscriptions {
 
 /// The reader's end of a subscription.
 pub(super) struct PageReceiver {
-    queue: mpsc::Receiver<Vec<EventLine>>,
+    queue: mpsc::Receiver<BufferedPage>,
     fragments: Option<mpsc::Receiver<Arc<TextFragment>>>,
     farewell: Arc<OnceLock<String>>,
     start: Arc<OnceLock<i64>>,
@@ -260,24 +285,25 @@ pub async fn subscribe(
     };
     let start = pages.start.get().copied();
     // The stream owns the guard, so that dropping the stream closes the subscription. After an End item the state is
-    // `None`, which ends the stream.
-    let rest = stream::unfold(Some((pages, guard)), move |state| async move {
-        let (mut pages, guard) = state?;
+    // `None`, which ends the stream. It is asked for more once the reader has taken all lines, which frees their room.
+    let rest = stream::unfold(Some((pages, guard, first.room)), move |state| async move {
+        let (mut pages, guard, taken) = state?;
+        drop(taken);
         let page = tokio::select! {
             biased;
             () = sleep_until(deadline) => return Some((vec![EventStreamItem::End(TOO_LONG.into())], None)),
             page = pages.queue.recv() => page,
             Some(fragment) = next_fragment(&mut pages.fragments) => {
-                return Some((vec![EventStreamItem::Text(fragment)], Some((pages, guard))));
+                return Some((vec![EventStreamItem::Text(fragment)], Some((pages, guard, None))));
             }
         };
         Some(match page {
-            Some(page) => (lines(page), Some((pages, guard))),
+            Some(page) => (lines(page.lines), Some((pages, guard, page.room))),
             None => (vec![EventStreamItem::End(pages.end_reason())], None),
         })
     });
     let start = start.into_iter().map(EventStreamItem::Start).collect::<Vec<_>>();
-    Ok(stream::iter([start, lines(first)])
+    Ok(stream::iter([start, lines(first.lines)])
         .chain(rest)
         .flat_map(stream::iter)
         .boxed())
@@ -297,6 +323,8 @@ pub(super) async fn deliver_page(
     mut page: EventsPage,
     clock: &WallClock,
 ) -> Result<EventsResponse, PodRefusal> {
+    // The worker sends what follows with the next page.
+    page.shorten();
     let since = Instant::now();
     let mut turn = None;
     loop {
@@ -340,6 +368,7 @@ mod tests {
 
     use super::*;
     use crate::link::messages::{Directives, LoopTotals};
+    use crate::link::server::MAX_BODY_BYTES;
 
     fn page(after: i64, next: i64) -> EventsPage {
         EventsPage {
@@ -384,7 +413,7 @@ mod tests {
             PageOutcome::Next(7),
             "a gap"
         );
-        assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
+        assert_eq!(pages.queue.try_recv().unwrap().lines.len(), 2);
         assert!(pages.queue.try_recv().is_err());
         assert_eq!(
             readings.requested(),
@@ -431,7 +460,7 @@ mod tests {
             PageOutcome::Next(100)
         );
         assert_eq!(
-            pages.queue.try_recv().unwrap(),
+            pages.queue.try_recv().unwrap().lines,
             [],
             "the reader learns that the pod is connected"
         );
@@ -444,7 +473,7 @@ mod tests {
         // A restarted worker begins where the subscription began.
         let mut again = at_latest(102);
         assert_eq!(readings.accept_page(&mut again, Instant::now()), PageOutcome::Next(102));
-        assert_eq!(pages.queue.try_recv().unwrap().len(), 2);
+        assert_eq!(pages.queue.try_recv().unwrap().lines.len(), 2);
     }
 
     #[test]
@@ -473,7 +502,7 @@ mod tests {
         );
         assert_eq!(pages.end_reason(), TOO_SLOW);
         assert_eq!(
-            pages.queue.try_recv().unwrap()[0].seq,
+            pages.queue.try_recv().unwrap().lines[0].seq,
             2,
             "buffered pages are still delivered"
         );
@@ -537,6 +566,83 @@ mod tests {
         assert!((ROOM_WAIT..ROOM_WAIT + 2 * ROOM_LOOK).contains(&began.elapsed()));
     }
 
+    /// A page of one line with a note of this many bytes.
+    fn long_page(after: i64, bytes: usize) -> EventsPage {
+        let mut page = page(after, after + 1);
+        page.events[0].note = "x".repeat(bytes);
+        page
+    }
+
+    /// Passes on pages of one line each until there is no room; the bytes that wait then.
+    fn bytes_that_wait(bytes: usize) -> usize {
+        let (mut readings, mut pages) = reading(0);
+        let mut waiting = (0..).map(|after| long_page(after, bytes));
+        let refused = waiting.find_map(|mut page| {
+            let outcome = readings.accept_page(&mut page, Instant::now());
+            matches!(outcome, PageOutcome::Full(_)).then_some(page)
+        });
+        let queue = std::iter::from_fn(|| pages.queue.try_recv().ok());
+        let held = queue.map(|page| page.lines.iter().map(EventLine::bytes).sum::<usize>());
+        // The page that waits for room, too.
+        held.sum::<usize>() + refused.unwrap().bytes()
+    }
+
+    #[test]
+    fn what_all_subscriptions_hold_is_bounded_whatever_pods_send() {
+        let bare = EventLine::default().bytes();
+        let most = [1, PAGE_BYTES - bare, PAGE_BYTES, MAX_BODY_BYTES].map(bytes_that_wait);
+        assert!(most[1] > 3 * PAGE_BYTES - 100, "three pages: {most:?}");
+        let one = most.into_iter().max().unwrap();
+        assert!(one <= ROOM_BYTES + MAX_BODY_BYTES + 2 * bare, "{most:?}");
+        assert!(READINGS_OF_ALL * one <= 129 * 1024 * 1024, "{}", READINGS_OF_ALL * one);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_that_is_too_long_is_accepted_in_parts_and_keeps_its_room_until_the_reader_has_all_of_it() {
+        let (loops, _changed) = PodSessions::new();
+        let loops = Arc::new(loops);
+        let agent = NamespacedName::new("ns", "a");
+        let pod = LivePod {
+            uid: "p".into(),
+            epoch: 1,
+        };
+        loops.expect_pod(
+            (&agent, "uid"),
+            pod.clone(),
+            LoopTotals::default(),
+            Directives::default(),
+        );
+        let clock: WallClock = Arc::new(|| Timestamp::UNIX_EPOCH);
+        let send = async |reading, after| {
+            // Two of its lines are a page.
+            let mut page = EventsPage {
+                reading,
+                ..page(after, after + 3)
+            };
+            let half = PAGE_BYTES / 2 - EventLine::default().bytes();
+            page.events.iter_mut().for_each(|line| line.note = "x".repeat(half));
+            deliver_page(&loops, (&agent, &pod), page, &clock).await.unwrap().after
+        };
+        let reading = EventSubscription::default();
+        let (opened, first) = tokio::join!(subscribe(&loops, &agent, reading), send(1, 0));
+        let mut events = opened.unwrap();
+        assert_eq!(first, Some(2));
+        assert_eq!(send(1, 2).await, Some(4));
+        assert_eq!(send(1, 4).await, Some(4), "no room");
+        let mut next = async || match events.next().await {
+            Some(EventStreamItem::Line(line)) => line.seq,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((next().await, next().await), (1, 2));
+        assert_eq!(
+            send(1, 4).await,
+            Some(4),
+            "the reader may not have written the last line yet"
+        );
+        assert_eq!(next().await, 3);
+        assert_eq!(send(1, 4).await, Some(6));
+    }
+
     fn fragment(offset: u64) -> Arc<TextFragment> {
         Arc::new(TextFragment {
             offset,
@@ -565,7 +671,7 @@ mod tests {
             ..page(0, 1)
         };
         assert_eq!(readings.accept_page(&mut to_slow, Instant::now()), PageOutcome::Next(1));
-        assert_eq!(slow.queue.try_recv().unwrap().len(), 1);
+        assert_eq!(slow.queue.try_recv().unwrap().lines.len(), 1);
         let fragments = slow.fragments.as_mut().unwrap();
         let got = std::iter::from_fn(|| fragments.try_recv().ok()).map(|fragment| fragment.offset);
         assert_eq!(got.collect::<Vec<_>>(), (0..16).collect::<Vec<_>>(), "16 wait");

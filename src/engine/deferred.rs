@@ -423,6 +423,12 @@ fn waits() -> String {
     waits.to_string()
 }
 
+/// Whether this is the result that a deferred call has at once, and not that of its run.
+#[must_use]
+pub fn is_deferred_result(text: &str) -> bool {
+    text.starts_with(&waits()) || text.starts_with(&repetition_waits())
+}
+
 fn repetition_waits() -> String {
     let waits = json!({
         "status": "outcome unknown",

@@ -69,6 +69,10 @@ pub fn answer_line(
     let used = RecordedUsage {
         purpose,
         tokens: answer.tokens,
+        // Servers that only fill in the fields write zeros.
+        input_and_output: answer
+            .input_tokens
+            .zip(answer.output_tokens.filter(|output| *output > 0)),
         cost: answer.cost,
     };
     let detail = match answer.finish {

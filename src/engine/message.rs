@@ -268,6 +268,9 @@ pub struct ModelAnswer {
     /// All input tokens as reported by the server, read from a cache or not. `None`: not reported.
     #[serde(default)]
     pub input_tokens: Option<u64>,
+    /// Output tokens as they are billed, with reasoning. `None`: not reported, or not credible.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
     /// Its cost in micro-dollars. `None`: its price or its usage is unknown.
     #[serde(default)]
     pub cost: Option<i64>,

@@ -68,6 +68,7 @@ mod wake;
 pub use approvals::{EngineGateAnswer, GateTerms, OpenGate};
 pub use context::budget_health::BudgetHealth;
 pub use context::prompt::Skill;
+pub use deferred::is_deferred_result;
 pub use effect::EngineEffect;
 pub use gate_cause::GateCause;
 pub use ids::{CallId, CallIdError};

@@ -72,6 +72,8 @@ pub struct RecordedUsage {
     pub purpose: CallPurpose,
     /// Tokens as the server reported them, see [`ModelAnswer::tokens`].
     pub tokens: Option<u64>,
+    /// All input tokens, read from a cache or not, and the output tokens. `None`: not known.
+    pub input_and_output: Option<(u64, u64)>,
     /// Cost in micro-dollars, see [`ModelAnswer::cost`].
     pub cost: Option<i64>,
 }

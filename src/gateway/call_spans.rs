@@ -10,6 +10,7 @@ use crate::api::failure::CallFailure;
 use crate::ledger::bound::CallBill;
 use crate::link::pod::PodConfig;
 use crate::otlp::{AgentIdentity, CallSpan, SpanSink, TokenUsage, TurnName, turn_of};
+use crate::provider::meter::AnswerMetadata;
 use crate::support::hash::hex;
 use crate::support::text::first_chars;
 use crate::telemetry::agent_spans;
@@ -89,12 +90,21 @@ impl CallSpans {
             CallUsage::Billed(bill, _) => Some(tokens(&bill)),
             CallUsage::NotSent | CallUsage::Free | CallUsage::Unknown => None,
         };
+        // An answer that began and broke off ended in an error, by the conventions.
+        let broke_off = failure
+            .filter(|_| answered != AnswerMetadata::default())
+            .map(|_| "error");
+        let request = flight.request();
         let span = CallSpan {
             call: call.id.to_string(),
             purpose: call.purpose.as_ref(),
             provider: model.provider,
             model: &model.name,
-            answered: first_chars(&answered, MAX_NAME),
+            max_tokens: request.and_then(|request| request.max_output),
+            is_streamed: request.is_some_and(|request| request.is_streamed),
+            answered: first_chars(&answered.model, MAX_NAME),
+            answer_id: &answered.id,
+            finish_reason: answered.finish_reason.or(broke_off),
             server: model.server.clone(),
             time: (from, Timestamp::now()),
             usage,

@@ -157,6 +157,7 @@ impl ModelCalls {
             why = flight.until_cut() => Err(why),
             hold = self.budget.reserve_call(call, &mut request) => hold,
         };
+        flight.note_request(request.metadata());
         let failure = match paid {
             Ok(hold) => self.send_and_settle(call, request, hold, &flight).await,
             Err(failure) => {
@@ -200,7 +201,7 @@ impl ModelCalls {
         }
         let was_cut = matches!(&result, Err((_, true)));
         let metered = flight.metered();
-        let charge = self.budget.charge(&hold, &metered, &flight.answered());
+        let charge = self.budget.charge(&hold, &metered, &flight.answered().model);
         let end = match &result {
             Ok(complete) => CallEnd::Answered {
                 content_type: complete.content_type.into(),
@@ -437,6 +438,7 @@ mod tests {
             epoch: 1,
             known: LoopTotals::default(),
             traces: false,
+            content: false,
             logs: false,
         };
         let directives = Directives {

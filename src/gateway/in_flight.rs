@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::store::CallUsage;
 use crate::api::failure::CallFailure;
 use crate::ledger::bound::CallBill;
+use crate::provider::meter::AnswerMetadata;
 
 pub struct InFlightCall {
     progress: Mutex<CallProgress>,
@@ -21,14 +22,25 @@ pub struct InFlightCall {
 struct CallProgress {
     sent: SendStatus,
     bill: Option<(CallBill, String)>,
-    /// The model that the answer names.
-    answered: String,
+    /// What was asked for, as far as it is known.
+    request: Option<RequestMetadata>,
+    /// What the answer says about itself.
+    answered: AnswerMetadata,
     /// The outcome is known but not yet recorded.
     unrecorded: bool,
     content_type: Option<String>,
     cost: Option<i64>,
     chunks: Vec<Bytes>,
     end: Option<Result<(), CallFailure>>,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestMetadata {
+    /// Maximum number of output tokens; `None` if the upstream has no limit.
+    pub max_output: Option<u32>,
+    /// Whether the answer is to be streamed.
+    pub is_streamed: bool,
 }
 
 /// Progress of sending the request.
@@ -96,12 +108,21 @@ impl InFlightCall {
         self.lock().bill = bill;
     }
 
-    pub fn note_answered(&self, model: &str) {
-        model.clone_into(&mut self.lock().answered);
+    pub fn note_request(&self, request: RequestMetadata) {
+        self.lock().request = Some(request);
     }
 
-    /// The model that answered; empty if it is not named.
-    pub fn answered(&self) -> String {
+    /// What was asked for; `None` before it was decided.
+    pub fn request(&self) -> Option<RequestMetadata> {
+        self.lock().request
+    }
+
+    pub fn note_answered(&self, answered: &AnswerMetadata) {
+        self.lock().answered.clone_from(answered);
+    }
+
+    /// What the answer said about itself.
+    pub fn answered(&self) -> AnswerMetadata {
         self.lock().answered.clone()
     }
 

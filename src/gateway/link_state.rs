@@ -169,6 +169,7 @@ mod tests {
     fn session() -> WorkerSession {
         WorkerSession {
             traces: false,
+            content: false,
             logs: false,
             epoch: 1,
             known: LoopTotals::default(),

@@ -160,6 +160,7 @@ pub struct CheckedRequest {
     image_input: Option<ImageInput>,
     output_limit: &'static str,
     max_output_tokens: u32,
+    is_streamed: bool,
 }
 
 impl CheckedRequest {
@@ -215,6 +216,11 @@ impl CheckedRequest {
     /// Maximum number of output tokens that the server may bill.
     pub fn max_output(&self) -> u32 {
         self.max_output_tokens
+    }
+
+    /// Whether the answer is to be streamed.
+    pub fn is_streamed(&self) -> bool {
+        self.is_streamed
     }
 
     /// Lowers the output limit; never raises it.
@@ -298,6 +304,7 @@ impl RequestRules {
             image_input: self.image_input,
             output_limit: self.output_limit,
             max_output_tokens: self.max_output_tokens,
+            is_streamed,
         })
     }
 

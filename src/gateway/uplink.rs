@@ -168,6 +168,7 @@ impl GatewayUplink {
             epoch: self.epoch,
             known,
             traces: self.exported.spans.is_on(),
+            content: self.exported.spans.takes_content(),
             logs: self.exported.logs.is_on(),
         };
         self.contact.attached(session, directives, (sent, ClockReading::now()));

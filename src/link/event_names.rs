@@ -23,3 +23,5 @@ pub const TASK_ACCEPTED: &str = "task:accepted";
 pub const TASK_STARTED: &str = "task:started";
 /// A task ended.
 pub const TASK_ENDED: &str = "task:ended";
+/// A model call was answered.
+pub const CALL_ANSWERED: &str = "model:call_answered";

@@ -21,6 +21,8 @@ use agentloop_api::first_elements::first_elements;
 
 /// Maximum number of lines of an [`EventsPage`].
 pub const PAGE_LINES: usize = 200;
+/// Maximum number of bytes of memory of the lines of an [`EventsPage`] with more than one line.
+pub const PAGE_BYTES: usize = 128 * 1024;
 /// How many lines of a page are read: one more than it may have, which shows that there are too many.
 const READ_LINES: usize = PAGE_LINES + 1;
 /// Maximum number of messages in [`EventLine::messages`].
@@ -86,6 +88,18 @@ pub struct EventLine {
     /// The outcome of the tool run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
+    /// In `model:call_answered`: name of the model that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// In `model:call_answered`: all input tokens, those that were read from or written to a cache included. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<i64>,
+    /// In `model:call_answered`: output tokens, including reasoning. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<i64>,
+    /// In `model:call_answered`: cost in millionths of a US dollar. Absent: not known.
+    #[serde(rename = "costMicroUSD", skip_serializing_if = "Option::is_none")]
+    pub cost: Option<i64>,
     /// A short text about it, from the journal.
     pub note: String,
     /// Id of the turn's trace, if traces are exported.
@@ -100,6 +114,28 @@ pub struct EventLine {
         deserialize_with = "first_elements::<RECENT_MESSAGES, _, _>"
     )]
     pub messages: Vec<String>,
+}
+
+impl EventLine {
+    /// How many bytes of memory it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let names = [&self.event, &self.at, &self.kind, &self.note];
+        let optional = [
+            &self.call,
+            &self.run,
+            &self.tool,
+            &self.effect,
+            &self.outcome,
+            &self.trace_id,
+        ];
+        let texts = names
+            .into_iter()
+            .chain(optional.into_iter().flatten())
+            .chain(&self.messages);
+        let list = self.messages.capacity() * size_of::<String>();
+        size_of::<Self>() + list + texts.map(String::len).sum::<usize>()
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -144,12 +180,38 @@ pub struct EventsPage {
     pub events: Vec<EventLine>,
 }
 
+impl EventsPage {
+    /// How many bytes of memory its lines take.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.events.iter().map(EventLine::bytes).sum()
+    }
+
+    /// Keeps the first lines that take at most [`PAGE_BYTES`], and at least one. The page then ends with the last of them.
+    pub fn shorten(&mut self) {
+        let mut bytes = 0_usize;
+        let fitting = self.events.iter().take_while(|line| {
+            bytes = bytes.saturating_add(line.bytes());
+            bytes <= PAGE_BYTES
+        });
+        let kept = fitting.count().max(1);
+        if kept < self.events.len() {
+            self.events.truncate(kept);
+            let last = self.events.last().map_or(self.after, |line| line.seq);
+            // Its number is what a pod says it is.
+            self.next = last.min(self.next).max(self.after);
+        }
+        self.events.shrink_to_fit();
+    }
+}
+
 /// The controller's answer to a page.
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EventsResponse {
-    /// The next page must begin after this line: the page's end, or its beginning if the subscriber has no room yet.
+    /// The next page must begin after this line: the page's end, a line before it if the page is too long, or its beginning if the
+    /// subscriber has no room yet.
     /// `None`: the subscription has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<i64>,
@@ -224,6 +286,79 @@ mod tests {
 
     use super::*;
     use crate::text_fragments::TEXT_EVENT;
+
+    /// A line that takes this many bytes.
+    fn sized(seq: i64, bytes: usize) -> EventLine {
+        let bare = EventLine::default().bytes();
+        EventLine {
+            seq,
+            note: "x".repeat(bytes - bare),
+            ..EventLine::default()
+        }
+    }
+
+    /// How many lines of these sizes a page after line 10 keeps, and where it ends.
+    fn kept(sizes: &[usize]) -> (usize, i64) {
+        let events = sizes.iter().zip(11..).map(|(bytes, seq)| sized(seq, *bytes));
+        let mut page = EventsPage {
+            after: 10,
+            next: 90,
+            newest: 100,
+            events: events.collect(),
+            ..EventsPage::default()
+        };
+        page.shorten();
+        (page.events.len(), page.next)
+    }
+
+    #[test]
+    fn a_page_keeps_the_lines_that_fit_and_a_line_that_does_not_is_a_page_alone() {
+        let half = PAGE_BYTES / 2;
+        assert_eq!(kept(&[]), (0, 90));
+        assert_eq!(
+            kept(&[half, half]),
+            (2, 90),
+            "at the bound, with the lines after it that are not kept"
+        );
+        assert_eq!(kept(&[half, half + 1]), (1, 11));
+        assert_eq!(kept(&[half, half, 1024, 1024]), (2, 12));
+        assert_eq!(kept(&[2 * PAGE_BYTES]), (1, 90));
+        assert_eq!(kept(&[2 * PAGE_BYTES, 1024]), (1, 11));
+    }
+
+    #[test]
+    fn a_page_that_is_shortened_ends_between_its_beginning_and_its_end_whatever_its_lines_say() {
+        for (seq, next) in [(i64::MIN, 10), (i64::MAX, 20), (15, 15)] {
+            let mut page = EventsPage {
+                after: 10,
+                next: 20,
+                events: vec![sized(seq, PAGE_BYTES), sized(16, 1024)],
+                ..EventsPage::default()
+            };
+            page.shorten();
+            assert_eq!((page.events.len(), page.next), (1, next));
+        }
+    }
+
+    #[test]
+    fn texts_and_messages_count_in_full() {
+        let text = || "x".repeat(1000);
+        let line = EventLine {
+            event: text(),
+            at: text(),
+            kind: text(),
+            call: Some(text()),
+            run: Some(text()),
+            tool: Some(text()),
+            effect: Some(text()),
+            outcome: Some(text()),
+            note: text(),
+            trace_id: Some(text()),
+            messages: vec![text(); 3],
+            ..EventLine::default()
+        };
+        assert!((13_000..14_000).contains(&line.bytes()), "{}", line.bytes());
+    }
 
     #[rstest]
     #[case::of_an_event("tool:intent", true)]

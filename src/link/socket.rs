@@ -65,6 +65,9 @@ pub struct WorkerSession {
     /// Whether the gateway exports traces, so that spans are of use to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub traces: bool,
+    /// Whether the spans of the worker may have texts of prompts, answers, arguments and results.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub content: bool,
     /// Whether the gateway exports logs, so that lines of the worker are of use to it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub logs: bool,

@@ -49,7 +49,7 @@ impl ExportTask {
             return (SpanSink::default(), Self::none());
         };
         let queue = Arc::new(DropQueue::new(settings.batch.queue));
-        let sink = SpanSink::new(Arc::clone(&queue), settings.sampler);
+        let sink = SpanSink::new(Arc::clone(&queue), settings.sampler, settings.has_content);
         let task = Self::start::<SpansSignal>(queue, (settings.export, settings.batch), origin);
         (sink, task)
     }

@@ -19,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use super::*;
+use crate::content::{ContentAttribute, MAX_CONTENT};
 use crate::ids::TurnName;
 use crate::received::MAX_RECEIVED;
 use crate::span_sink::encode;
@@ -109,6 +110,13 @@ impl Collector {
         let seen = self.0.seen.lock().unwrap();
         let size = |request: &ExportTraceServiceRequest| request.resource_spans[0].scope_spans[0].spans.len();
         seen.iter().map(|(_, request)| size(request)).collect()
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let seen = self.0.seen.lock().unwrap();
+        let resources = seen.iter().flat_map(|(_, request)| &request.resource_spans);
+        let scopes = resources.flat_map(|resource| &resource.scope_spans);
+        scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 }
 
@@ -289,6 +297,50 @@ async fn without_settings_nothing_is_kept() {
     sink.push(span(1));
     assert!(sink.push_received(&encode(vec![span(1)]), 0));
     export.finish(SECONDS).await;
+}
+
+const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
+
+/// A span with two attributes of content of this many bytes each, and another one.
+fn span_with_content(bytes: usize) -> Span {
+    let mut span = span(1);
+    span.attributes.push(crate::resource::text("agentloop.run", "t1c1r1"));
+    ContentAttribute::ToolArguments.add_to(&mut span, "x".repeat(bytes));
+    ContentAttribute::ToolResult.add_to(&mut span, "x".repeat(bytes));
+    span
+}
+
+#[tokio::test]
+async fn without_the_variable_texts_of_a_worker_are_removed() {
+    for value in ["", "false", "NO_CONTENT", "EVENT_ONLY", "yes"] {
+        let collector = Collector::start(&[]).await;
+        let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[(CAPTURE, value)])), &origin());
+        assert!(!sink.takes_content(), "{value}");
+        assert!(sink.push_received(&encode(vec![span_with_content(9)]), 0));
+        // Nor is there room for them.
+        assert!(sink.push_received(&encode(vec![span_with_content(MAX_CONTENT)]), 0));
+        assert_eq!(dropped(&sink), 1);
+        export.finish(SECONDS).await;
+        let keys: Vec<_> = collector.spans()[0]
+            .attributes
+            .iter()
+            .map(|pair| pair.key.clone())
+            .collect();
+        assert_eq!(keys, ["agentloop.run"], "{value}");
+    }
+}
+
+#[tokio::test]
+async fn with_the_variable_texts_are_exported_up_to_their_bound() {
+    for value in ["true", "True", "SPAN_ONLY", "span_and_event"] {
+        let collector = Collector::start(&[]).await;
+        let (sink, export) = ExportTask::of_spans(Some(collector.settings(&[(CAPTURE, value)])), &origin());
+        assert!(sink.takes_content(), "{value}");
+        assert!(sink.push_received(&encode(vec![span_with_content(MAX_CONTENT)]), 0));
+        export.finish(SECONDS).await;
+        assert_eq!((collector.spans()[0].attributes.len(), dropped(&sink)), (3, 0));
+    }
+    assert_eq!(span_with_content(MAX_CONTENT + 1).attributes.len(), 1);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tracing::Level;
 
 use crate::exporter::BatchedSignal;
 use crate::queue::{DropCount, DropQueue, QueuedRecord};
-use crate::received::{MAX_ENTRIES, MAX_TEXT, cut, limit_attributes};
+use crate::received::{MAX_BYTES, MAX_ENTRIES, MAX_TEXT, cut, limit_attributes};
 use crate::record_sink::RecordSink;
 use crate::resource::{attribute, scope, text};
 use crate::settings::LogSettings;
@@ -214,7 +214,7 @@ impl LogSink {
     #[must_use]
     pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
         self.0
-            .push_received(message, dropped, |parts, target, mut record: LogRecord| {
+            .push_received(message, (dropped, MAX_BYTES), |parts, target, mut record: LogRecord| {
                 // A worker's message is a text.
                 let is_text = |body: &AnyValue| matches!(body.value, Some(Value::StringValue(_)));
                 record.body = record.body.filter(is_text);

@@ -3,9 +3,10 @@
 //!
 //! A turn is one trace. The ids of its spans are hashes of names that the journal has anyway, so the worker and the
 //! gateway know them without asking each other, and a restarted process continues the trace. Spans hold names, numbers
-//! and outcomes, never a text of a prompt, an answer, an argument or a result. Exporting is best effort: it never blocks
-//! its callers, and its memory is bounded.
+//! and outcomes; a text of a prompt, an answer, an argument or a result only if the operator asks for it. Exporting is best
+//! effort: it never blocks its callers, and its memory is bounded.
 
+mod content;
 mod exporter;
 mod ids;
 mod log_records;
@@ -24,6 +25,7 @@ mod transport;
 mod turns;
 mod variables;
 
+pub use content::{ContentAttribute, MAX_CONTENT};
 pub use exporter::ExportTask;
 pub use ids::{TurnName, turn_of};
 pub use log_records::{LogFieldValue, LogLine, LogSink};

@@ -10,8 +10,8 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 pub(crate) const MAX_RECEIVED: usize = 1_024;
 /// Text of a record: its message and its fields. What is longer is cut before it is sent.
 pub(crate) const MAX_TEXT: usize = 8 * 1024;
-/// Longest record of a worker, with room for what is not text; a longer one is dropped.
-const MAX_BYTES: usize = 2 * MAX_TEXT;
+/// Longest record of a worker, with room for what is not text and without texts of a loop; a longer one is dropped.
+pub(crate) const MAX_BYTES: usize = 2 * MAX_TEXT;
 /// Longest name of a scope.
 const MAX_NAME: usize = 256;
 /// Attributes, events or links of a record; the default of OpenTelemetry's SDKs.
@@ -26,15 +26,16 @@ pub(crate) struct ReceivedRecords<R> {
 }
 
 impl<R: Message + Default> ReceivedRecords<R> {
-    /// Reads a request to export log records or spans: both have the same numbers of fields. `None`: this is none.
-    pub(crate) fn read(message: &[u8]) -> Option<Self> {
+    /// Reads a request to export log records or spans: both have the same numbers of fields. Those longer than `max` bytes are
+    /// dropped. `None`: this is no such request.
+    pub(crate) fn read(message: &[u8], max: usize) -> Option<Self> {
         let mut read = Self {
             records: Vec::new(),
             dropped: 0,
         };
         each_field(message, |tag, resource| match tag {
             1 => each_field(resource, |tag, scope| match tag {
-                2 => read.scope(scope),
+                2 => read.scope(scope, max),
                 _ => Some(()),
             }),
             _ => Some(()),
@@ -42,7 +43,7 @@ impl<R: Message + Default> ReceivedRecords<R> {
         Some(read)
     }
 
-    fn scope(&mut self, scope: &[u8]) -> Option<()> {
+    fn scope(&mut self, scope: &[u8], max: usize) -> Option<()> {
         let mut name = String::new();
         each_field(scope, |tag, field| match tag {
             1 => each_field(field, |tag, text| {
@@ -60,7 +61,7 @@ impl<R: Message + Default> ReceivedRecords<R> {
             if tag != 2 {
                 return Some(());
             }
-            if self.records.len() >= MAX_RECEIVED || record.len() > MAX_BYTES {
+            if self.records.len() >= MAX_RECEIVED || record.len() > max {
                 self.dropped += 1;
                 return Some(());
             }

@@ -40,18 +40,18 @@ impl<T: QueuedRecord, S> RecordSink<T, S> {
         self.0.as_ref().is_some_and(|parts| !parts.queue.is_closed())
     }
 
-    /// Calls `push` with each record in the message of a worker, which has dropped `dropped` others, and with the name of
-    /// its scope. `false`: this is no message.
+    /// Calls `push` with each record of at most `max` bytes in the message of a worker, which has dropped `dropped` others, and
+    /// with the name of its scope. `false`: this is no message.
     pub(crate) fn push_received<R: Message + Default>(
         &self,
         message: &[u8],
-        dropped: usize,
+        (dropped, max): (usize, usize),
         mut push: impl FnMut(&SinkParts<T, S>, String, R),
     ) -> bool {
         let Some(parts) = self.0.as_ref().filter(|_| self.is_on()) else {
             return true;
         };
-        let Some(received) = ReceivedRecords::<R>::read(message) else {
+        let Some(received) = ReceivedRecords::<R>::read(message, max) else {
             return false;
         };
         parts.queue.dropped.add(dropped);

@@ -1,7 +1,7 @@
 //! The attributes of the origin of telemetry, and how attributes are encoded.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 
 use crate::spans::AgentIdentity;
@@ -79,6 +79,23 @@ pub(crate) fn text(key: &str, value: impl Into<String>) -> KeyValue {
 
 pub(crate) fn int(key: &str, value: i64) -> KeyValue {
     attribute(key, Value::IntValue(value))
+}
+
+pub(crate) fn boolean(key: &str, value: bool) -> KeyValue {
+    attribute(key, Value::BoolValue(value))
+}
+
+/// An array of strings.
+pub(crate) fn texts<'a>(key: &str, values: impl IntoIterator<Item = &'a str>) -> KeyValue {
+    let values = values.into_iter().map(|value| AnyValue {
+        value: Some(Value::StringValue(value.to_owned())),
+    });
+    attribute(
+        key,
+        Value::ArrayValue(ArrayValue {
+            values: values.collect(),
+        }),
+    )
 }
 
 pub(crate) fn attribute(key: &str, value: Value) -> KeyValue {

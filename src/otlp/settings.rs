@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::content;
 use crate::sampler::TraceSampler;
 use crate::variables::{
     BatchSettings, ExportSettings, LOG_BATCHES, LOGS, METRICS, SPAN_BATCHES, SettingsProblem, SignalVariables, TRACES,
@@ -27,6 +28,7 @@ pub const PASSED_VARIABLES: &[&str] = &[
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_SAMPLER",
     "OTEL_TRACES_SAMPLER_ARG",
+    "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
     "OTEL_BSP_SCHEDULE_DELAY",
     "OTEL_BSP_MAX_QUEUE_SIZE",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
@@ -55,6 +57,8 @@ pub struct TraceSettings {
     pub(crate) export: ExportSettings,
     pub(crate) batch: BatchSettings,
     pub(crate) sampler: TraceSampler,
+    /// Whether spans may have texts of prompts, answers, arguments and results.
+    pub(crate) has_content: bool,
 }
 
 /// How logs are exported.
@@ -95,6 +99,11 @@ impl TraceSettings {
                 export,
                 batch: reader.batch(&SPAN_BATCHES)?,
                 sampler,
+                // Traces without texts are better than none.
+                has_content: content::is_asked_for(reader).unwrap_or_else(|problem| {
+                    tracing::warn!("{problem}");
+                    false
+                }),
             })
         })
     }
@@ -288,6 +297,18 @@ mod tests {
         let problem = read(&variables).unwrap_err().to_string();
         assert!(problem.contains(variable), "{problem}");
         assert!(!problem.contains("canary"), "{problem}");
+    }
+
+    #[test]
+    fn an_invalid_variable_for_content_is_named_and_leaves_the_traces() {
+        let variable = ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "canary");
+        assert!(!given(&[ENDPOINT, variable]).has_content);
+        let get = |_: &str| Some("canary".to_owned());
+        let problem = content::is_asked_for(&VariableReader::new(&TRACES, &get)).unwrap_err();
+        assert_eq!(
+            problem.to_string(),
+            "no texts in spans are exported: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is neither true nor false"
+        );
     }
 
     #[rstest]

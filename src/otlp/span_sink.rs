@@ -8,9 +8,10 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use prost::bytes::Bytes;
 
+use crate::content::{MAX_CONTENT_OF_SPAN, remove_content};
 use crate::exporter::BatchedSignal;
 use crate::queue::{DropCount, DropQueue, QueuedRecord};
-use crate::received::{limit, limit_attributes};
+use crate::received::{MAX_BYTES, limit, limit_attributes};
 use crate::record_sink::{RecordSink, SinkParts};
 use crate::sampler::TraceSampler;
 use crate::spans::resource_spans;
@@ -51,11 +52,18 @@ impl BatchedSignal for SpansSignal {
 
 /// Takes spans for export, or discards them.
 #[derive(Clone, Debug, Default)]
-pub struct SpanSink(RecordSink<Span, TraceSampler>);
+pub struct SpanSink(RecordSink<Span, SpanRules>);
+
+/// Which spans are exported, and with what.
+#[derive(Clone, Copy, Debug)]
+struct SpanRules {
+    sampler: TraceSampler,
+    has_content: bool,
+}
 
 impl SpanSink {
-    pub(crate) fn new(queue: Arc<DropQueue<Span>>, sampler: TraceSampler) -> Self {
-        Self(RecordSink::new(queue, sampler))
+    pub(crate) fn new(queue: Arc<DropQueue<Span>>, sampler: TraceSampler, has_content: bool) -> Self {
+        Self(RecordSink::new(queue, SpanRules { sampler, has_content }))
     }
 
     /// Whether spans are exported at all.
@@ -67,7 +75,15 @@ impl SpanSink {
     /// Whether the spans of this trace are exported.
     #[must_use]
     pub fn samples(&self, trace_id: &[u8]) -> bool {
-        self.0.parts().is_some_and(|parts| parts.settings.samples(trace_id))
+        self.0
+            .parts()
+            .is_some_and(|parts| parts.settings.sampler.samples(trace_id))
+    }
+
+    /// Whether spans may have texts of prompts, answers, arguments and results.
+    #[must_use]
+    pub fn takes_content(&self) -> bool {
+        self.is_on() && self.0.parts().is_some_and(|parts| parts.settings.has_content)
     }
 
     /// Queues a span, unless its trace is not sampled.
@@ -80,15 +96,24 @@ impl SpanSink {
     /// Queues the spans in the message of a worker, which has dropped `dropped` others. `false`: this is no message.
     #[must_use]
     pub fn push_received(&self, message: &[u8], dropped: usize) -> bool {
-        self.0.push_received(message, dropped, |parts, _, mut span: Span| {
-            limit_attributes(&mut span.attributes);
-            limit(&mut span.events);
-            limit(&mut span.links);
-            let events = span.events.iter_mut().map(|event| &mut event.attributes);
-            let links = span.links.iter_mut().map(|link| &mut link.attributes);
-            events.chain(links).for_each(limit_attributes);
-            push(parts, span);
-        })
+        let max = if self.takes_content() {
+            MAX_BYTES + MAX_CONTENT_OF_SPAN
+        } else {
+            MAX_BYTES
+        };
+        self.0
+            .push_received(message, (dropped, max), |parts, _, mut span: Span| {
+                if !parts.settings.has_content {
+                    remove_content(&mut span.attributes);
+                }
+                limit_attributes(&mut span.attributes);
+                limit(&mut span.events);
+                limit(&mut span.links);
+                let events = span.events.iter_mut().map(|event| &mut event.attributes);
+                let links = span.links.iter_mut().map(|link| &mut link.attributes);
+                events.chain(links).for_each(limit_attributes);
+                push(parts, span);
+            })
     }
 
     /// Counts the spans that were not exported.
@@ -98,8 +123,8 @@ impl SpanSink {
     }
 }
 
-fn push(parts: &SinkParts<Span, TraceSampler>, span: Span) {
-    if parts.settings.samples(&span.trace_id) {
+fn push(parts: &SinkParts<Span, SpanRules>, span: Span) {
+    if parts.settings.sampler.samples(&span.trace_id) {
         parts.queue.push(span);
     }
 }

@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 
 use crate::ids::{TurnName, turn_of};
-use crate::resource::{int, scope, text};
+use crate::resource::{boolean, int, scope, text, texts};
 
 /// The Agent that spans belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,8 +50,16 @@ pub struct CallSpan<'a> {
     pub provider: &'a str,
     /// The requested model.
     pub model: &'a str,
+    /// Maximum number of output tokens that was asked for, if there is one.
+    pub max_tokens: Option<u32>,
+    /// Whether a streamed answer was asked for.
+    pub is_streamed: bool,
     /// The model that answered; empty if it is not named.
     pub answered: &'a str,
+    /// The id of the answer; empty if there is none.
+    pub answer_id: &'a str,
+    /// Why the answer ended.
+    pub finish_reason: Option<&'static str>,
     /// Host and port of the server, if there is one.
     pub server: Option<(String, u16)>,
     /// When the request was made, and when it ended.
@@ -86,9 +94,22 @@ impl CallSpan<'_> {
             text("agentloop.call", &self.call),
             text("agentloop.call.purpose", self.purpose),
         ]);
-        if !self.answered.is_empty() {
-            attributes.push(text("gen_ai.response.model", self.answered));
+        attributes.extend(self.max_tokens.map(|max| int("gen_ai.request.max_tokens", max.into())));
+        // By the conventions, absent unless it is streamed.
+        attributes.extend(self.is_streamed.then(|| boolean("gen_ai.request.stream", true)));
+        for (key, value) in [
+            ("gen_ai.response.model", self.answered),
+            ("gen_ai.response.id", self.answer_id),
+        ] {
+            attributes.extend(
+                Some(value)
+                    .filter(|value| !value.is_empty())
+                    .map(|value| text(key, value)),
+            );
         }
+        // One for each choice; requests for more than one are refused.
+        let reason = self.finish_reason;
+        attributes.extend(reason.map(|reason| texts("gen_ai.response.finish_reasons", [reason])));
         if let Some((host, port)) = &self.server {
             attributes.extend([text("server.address", host), int("server.port", i64::from(*port))]);
         }
@@ -156,8 +177,8 @@ pub(crate) fn resource_spans(resource: Option<Resource>, spans: Vec<Span>) -> Re
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use opentelemetry_proto::tonic::common::v1::KeyValue;
     use opentelemetry_proto::tonic::common::v1::any_value::Value;
+    use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue};
     use pretty_assertions::assert_eq;
 
     use super::*;
@@ -172,11 +193,22 @@ pub(crate) mod tests {
         }
     }
 
+    fn string(value: &AnyValue) -> &str {
+        match &value.value {
+            Some(Value::StringValue(text)) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// The attributes as text, in order.
     pub(crate) fn attributes(attributes: &[KeyValue]) -> Vec<(String, String)> {
         let value = |value: &KeyValue| match value.value.as_ref().and_then(|value| value.value.as_ref()) {
             Some(Value::StringValue(text)) => text.clone(),
             Some(Value::IntValue(number)) => number.to_string(),
+            Some(Value::BoolValue(value)) => value.to_string(),
+            Some(Value::ArrayValue(ArrayValue { values })) => {
+                format!("{:?}", values.iter().map(string).collect::<Vec<_>>())
+            }
             other => panic!("{other:?}"),
         };
         attributes.iter().map(|pair| (pair.key.clone(), value(pair))).collect()
@@ -188,7 +220,11 @@ pub(crate) mod tests {
             purpose: "Turn",
             provider: "openai",
             model: "m",
+            max_tokens: Some(4096),
+            is_streamed: true,
             answered: "m-2026",
+            answer_id: "chatcmpl-1",
+            finish_reason: Some("stop"),
             server: Some(("api.example.com".into(), 443)),
             time: (Timestamp::UNIX_EPOCH, "1970-01-01T00:00:02Z".parse().unwrap()),
             usage: Some(TokenUsage {
@@ -224,7 +260,11 @@ pub(crate) mod tests {
             ("gen_ai.agent.id", "uid"),
             ("agentloop.call", "t12c1a2"),
             ("agentloop.call.purpose", "Turn"),
+            ("gen_ai.request.max_tokens", "4096"),
+            ("gen_ai.request.stream", "true"),
             ("gen_ai.response.model", "m-2026"),
+            ("gen_ai.response.id", "chatcmpl-1"),
+            ("gen_ai.response.finish_reasons", r#"["stop"]"#),
             ("server.address", "api.example.com"),
             ("server.port", "443"),
             ("gen_ai.usage.input_tokens", "123"),
@@ -239,6 +279,25 @@ pub(crate) mod tests {
             expected.map(|(key, value)| (key.into(), value.into()))
         );
         assert_eq!(span.status, None);
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_call_is_no_attribute() {
+        let bare = CallSpan {
+            max_tokens: None,
+            is_streamed: false,
+            answered: "",
+            answer_id: "",
+            finish_reason: None,
+            ..call()
+        };
+        let attributes = attributes(&bare.to_span(&agent()).unwrap().attributes);
+        let (absent, own) = (["max_tokens", "stream", "response"], "gen_ai.request.model");
+        let found = attributes
+            .iter()
+            .filter(|(key, _)| absent.iter().any(|part| key.contains(part)));
+        assert_eq!(found.count(), 0, "{attributes:?}");
+        assert!(attributes.contains(&(own.into(), "m".into())));
     }
 
     #[test]

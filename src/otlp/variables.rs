@@ -70,9 +70,9 @@ pub(crate) const METRICS: SignalVariables = SignalVariables {
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 #[error("no {signal} are exported: {variable} {problem}")]
 pub struct SettingsProblem {
-    signal: &'static str,
-    variable: &'static str,
-    problem: &'static str,
+    pub(crate) signal: &'static str,
+    pub(crate) variable: &'static str,
+    pub(crate) problem: &'static str,
 }
 
 /// Where and how the requests of a signal are sent.

@@ -303,8 +303,8 @@ pub struct CostArgs {
     /// What each row sums.
     #[arg(long, value_name = "WHAT", default_value = "agent")]
     pub(super) by: CostGroup,
-    /// Only the usage of approximately this period, such as 24h or 7d, as recorded in the windows of AgentBudgets.
-    /// Column FROM has the time from which on a row counts. Not with --by model.
+    /// Only the usage of approximately this period, such as 24h or 7d, as recorded in the windows of AgentBudgets, or with
+    /// --by model in the events of the loops. Column FROM has the time from which on a row counts.
     #[arg(long, value_name = "DURATION", value_parser = since)]
     pub(super) since: Option<jiff::SignedDuration>,
 }

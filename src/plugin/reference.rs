@@ -69,7 +69,7 @@ release. `kubectl agentloop check` shows whether the cluster can run Agents, and
 do.
 
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
-`logs`, `events`, `history`, `run` and `chat` reach the controller by a port-forward to its pod through the API server, verify it with the
+`logs`, `events`, `history`, `cost --by model --since`, `run` and `chat` reach the controller by a port-forward to its pod through the API server, verify it with the
 CA in ConfigMap `agentloop-link-ca` of the Agent's namespace, and authenticate with the bearer token of the kubeconfig. A kubeconfig with a
 client certificate, such as that of an administrator of kind or kubeadm, has none: name a ServiceAccount of that namespace with
 `--service-account`, and a token is requested for it:
@@ -81,7 +81,7 @@ client certificate, such as that of an administrator of kind or kubeadm, has non
 `--as`, `--as-group` and `--as-uid` are [those of kubectl](https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation):
 requests to the API server are made as that user, and `approve` writes that user's name. Your own user needs the verb `impersonate`. They are
 in the place of `as`, `as-groups` and `as-uid` in the kubeconfig. The controller knows users by their tokens, which cannot carry an
-impersonation. Therefore `logs`, `events`, `history`, `run` and `chat` are refused with `--as`, except with `--service-account`. The
+impersonation. Therefore these commands are refused with `--as`, except with `--service-account`. The
 impersonated user then opens the port-forward and requests the token, and the controller receives the request from the ServiceAccount.
 
 ## Pause, stop, delete
@@ -169,6 +169,18 @@ files before you publish them.
 in about that time: a budget with a rolling window keeps eight periods, one with a calendar window the present one. Column `FROM` has the time
 from which on a row counts, which is at or before the one that was asked for. The AgentBudgets are those of the namespace and, if you may list
 them, those in the controller's namespace. Agents without such a budget are named below the table; use the [metrics](metrics.md) for them.
+
+AgentBudgets do not record models. `cost --by model --since` therefore reads the [events](events.md#list-of-events) of the loops, from the newest one back to
+that time, of one Agent after the other. It counts each answered call with the model that was asked, as of its time. An attempt that failed has no usage in
+the events: the status counts it. Agents whose events do not say all of it are not in the sums, and are named below the table with the reason: no pod
+runs, you may not `get` `agents/events`, the journal (50,000 lines) begins later, or calls were made by a version that did not record their usage.
+
+## Usage of turns
+
+`logs` shows tokens and cost at the end of each turn, and `history` in the columns `TOKENS` and `COST`: the sum over the answered calls of the turn, with the tokens
+that were read from and written to a cache. `≥` means that the usage of some of these calls is not known, `-` that of none is. `logs` shows no
+sum for a turn that began before its first line. A call outside of turns, such as a pre-check, a score or a judge, has a line of its own in `logs`. Failed attempts
+are in none of these; the total in the last line of `logs` is that of the status, which has them.
 ";
 
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {

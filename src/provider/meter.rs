@@ -9,6 +9,10 @@ use super::reported_error::ReportedError;
 
 /// Longest name of a model, in characters.
 const MAX_NAME: usize = 256;
+/// Longest id of an answer.
+const MAX_ID: usize = 128;
+/// The reason for which an answer ended that is not one of its API.
+const OTHER_REASON: &str = "other";
 
 /// Why bytes are not an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +23,22 @@ pub enum AnswerError {
     ServerError(ReportedError),
 }
 
+/// What an answer says about itself. Nothing of its content.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AnswerMetadata {
+    /// The model that it names; empty if none.
+    pub model: String,
+    /// Its id; empty if it has none that looks like one.
+    pub id: String,
+    /// Why it ended, by the names of its API; `other` for one that is not known.
+    pub finish_reason: Option<&'static str>,
+}
+
 /// Summary of a complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerSummary {
     pub usage: Option<Value>,
-    /// The model that it names; empty if none.
-    pub model: String,
+    pub metadata: AnswerMetadata,
     /// Whether it has any content: text, reasoning, or tool calls.
     pub content: bool,
 }
@@ -40,7 +54,7 @@ pub struct StreamReader {
 #[derive(Default)]
 pub(super) struct StreamProgress {
     pub(super) usage: Option<Value>,
-    pub(super) model: String,
+    pub(super) metadata: AnswerMetadata,
     /// The usage came in the place where servers report that of the whole answer.
     pub(super) is_final: bool,
     /// Content came after the usage, which therefore does not include it.
@@ -173,10 +187,10 @@ impl StreamReader {
         progress.usage.as_ref().filter(|_| is_whole && !progress.is_stale)
     }
 
-    /// The model that the answer names; empty if none.
+    /// What the answer says about itself so far.
     #[must_use]
-    pub fn model(&self) -> &str {
-        &self.progress.model
+    pub fn metadata(&self) -> &AnswerMetadata {
+        &self.progress.metadata
     }
 
     /// Whether content or a count of tokens came, so that the request was processed at least in part.
@@ -198,9 +212,31 @@ impl StreamReader {
     }
 }
 
+impl AnswerMetadata {
+    pub(super) fn new(model: Option<&Value>, id: Option<&Value>, finish_reason: Option<&'static str>) -> Self {
+        Self {
+            model: model_name(model),
+            id: answer_id(id),
+            finish_reason,
+        }
+    }
+
+    /// Takes the names that are not known yet: some servers send empty ones first.
+    pub(super) fn complete(&mut self, model: Option<&Value>, id: Option<&Value>) {
+        if self.model.is_empty() {
+            self.model = model_name(model);
+        }
+        if self.id.is_empty() {
+            self.id = answer_id(id);
+        }
+    }
+}
+
 impl StreamProgress {
-    pub(super) fn finish_if(&mut self, finishes: bool) {
-        if finishes {
+    /// Takes the reason for which the answer ended, if there is one.
+    pub(super) fn finish(&mut self, reason: Option<&'static str>) {
+        if reason.is_some() {
+            self.metadata.finish_reason = reason;
             self.end = self.end.max(StreamEnd::Finished);
         }
     }
@@ -216,9 +252,23 @@ impl StreamProgress {
 }
 
 /// The name of a model, truncated to [`MAX_NAME`].
-pub(super) fn model_name(model: Option<&Value>) -> String {
+fn model_name(model: Option<&Value>) -> String {
     let name = model.and_then(Value::as_str).unwrap_or_default();
     name.chars().take(MAX_NAME).collect()
+}
+
+/// The id of an answer. Empty if it is too long or has other characters than ids have: it may be a text.
+fn answer_id(id: Option<&Value>) -> String {
+    let is_of_id = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    let id = id.and_then(Value::as_str);
+    let id = id.filter(|id| id.len() <= MAX_ID && id.bytes().all(is_of_id));
+    id.unwrap_or_default().to_owned()
+}
+
+/// One of the reasons of an API, never a text of the server.
+pub(super) fn known_reason(known: &[&'static str], reason: &Value) -> &'static str {
+    let found = known.iter().copied().find(|known| reason == known);
+    found.unwrap_or(OTHER_REASON)
 }
 
 #[cfg(test)]
@@ -230,7 +280,11 @@ mod tests {
     /// An answer without content.
     const SILENT: AnswerSummary = AnswerSummary {
         usage: None,
-        model: String::new(),
+        metadata: AnswerMetadata {
+            model: String::new(),
+            id: String::new(),
+            finish_reason: None,
+        },
         content: false,
     };
 
@@ -395,12 +449,20 @@ mod tests {
     #[test]
     fn an_answer_names_its_model() {
         let chunk = json!({"model": "m-1", "choices": [{"message": {}}]}).to_string();
-        assert_eq!(WireFormat::OpenAiChat.read_body(chunk.as_bytes()).unwrap().model, "m-1");
+        assert_eq!(
+            WireFormat::OpenAiChat
+                .read_body(chunk.as_bytes())
+                .unwrap()
+                .metadata
+                .model,
+            "m-1"
+        );
         let message = json!({"type": "message", "content": [], "model": "c".repeat(300)}).to_string();
         assert_eq!(
             WireFormat::AnthropicMessages
                 .read_body(message.as_bytes())
                 .unwrap()
+                .metadata
                 .model,
             "c".repeat(256)
         );
@@ -408,12 +470,119 @@ mod tests {
         reader
             .feed(b"data: {\"model\":\"m-1\"}\ndata: {\"model\":\"m-2\"}\n")
             .unwrap();
-        assert_eq!(reader.model(), "m-1");
+        assert_eq!(reader.metadata().model, "m-1");
         let mut reader = StreamReader::new(WireFormat::AnthropicMessages);
         reader
             .feed(b"data: {\"type\":\"message_start\",\"message\":{\"model\":\"c\"}}\n")
             .unwrap();
-        assert_eq!(reader.model(), "c");
+        assert_eq!(reader.metadata().model, "c");
+    }
+
+    /// What a whole answer and a streamed one of each format say about themselves, with this id and this end.
+    fn named(id: &Value, reason: &Value) -> [[AnswerMetadata; 2]; 3] {
+        let whole = |format: WireFormat, body: &Value| format.read_body(body.to_string().as_bytes()).unwrap().metadata;
+        let streamed = |format: WireFormat, events: &[Value]| {
+            let mut reader = StreamReader::new(format);
+            for event in events {
+                reader.feed(format!("data: {event}\n").as_bytes()).unwrap();
+            }
+            reader.metadata().clone()
+        };
+        let chat = [
+            json!({"id": "", "model": "", "choices": []}),
+            json!({"id": id, "model": "m", "choices": [{"delta": {"content": "x"}, "finish_reason": null}]}),
+            json!({"id": id, "choices": [{"delta": {}, "finish_reason": reason}]}),
+            json!({"id": id, "choices": [], "usage": {}}),
+        ];
+        let message = [
+            json!({"type": "message_start", "message": {"id": id, "model": "m", "stop_reason": null}}),
+            json!({"type": "message_delta", "delta": {"stop_reason": reason}}),
+            json!({"type": "message_stop"}),
+        ];
+        let details = json!({"id": id, "model": "m", "output": [], "status": "incomplete", "incomplete_details": {"reason": reason}});
+        let response = [
+            json!({"type": "response.created", "response": {"id": id, "model": "m", "status": "in_progress"}}),
+            json!({"type": "response.incomplete", "response": details}),
+        ];
+        let body = json!({"id": id, "model": "m", "choices": [{"message": {}, "finish_reason": reason}]});
+        let content = json!({"type": "message", "id": id, "model": "m", "content": [], "stop_reason": reason});
+        [
+            [
+                whole(WireFormat::OpenAiChat, &body),
+                streamed(WireFormat::OpenAiChat, &chat),
+            ],
+            [
+                whole(WireFormat::AnthropicMessages, &content),
+                streamed(WireFormat::AnthropicMessages, &message),
+            ],
+            [
+                whole(WireFormat::OpenAiResponses, &details),
+                streamed(WireFormat::OpenAiResponses, &response),
+            ],
+        ]
+    }
+
+    #[test]
+    fn an_answer_has_an_id_and_a_reason_for_its_end_in_each_format_streamed_or_not() {
+        let id = json!("resp_0-A.b:c");
+        for (reason, expected) in [
+            ("stop", ["stop", "other", "other"]),
+            ("tool_calls", ["tool_calls", "other", "other"]),
+            ("end_turn", ["other", "end_turn", "other"]),
+            ("max_tokens", ["other", "max_tokens", "other"]),
+            ("max_output_tokens", ["other", "other", "length"]),
+            ("content_filter", ["content_filter", "other", "content_filter"]),
+        ] {
+            for (both, expected) in named(&id, &json!(reason)).into_iter().zip(expected) {
+                for found in both {
+                    let expected = AnswerMetadata {
+                        model: "m".into(),
+                        id: "resp_0-A.b:c".into(),
+                        finish_reason: Some(expected),
+                    };
+                    assert_eq!(found, expected, "{reason}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_that_may_be_a_text_and_a_reason_that_is_not_known_are_not_repeated() {
+        let longest = "i".repeat(MAX_ID);
+        for (id, kept) in [
+            (json!(longest), &*longest),
+            (json!(format!("{longest}i")), ""),
+            (json!("what the user asked"), ""),
+            (json!("line\nbreak"), ""),
+            (json!("\u{e9}"), ""),
+            (json!(7), ""),
+            (Value::Null, ""),
+        ] {
+            for reason in [json!("because the user asked"), json!(7), json!({"text": "x"})] {
+                for found in named(&id, &reason).into_iter().flatten() {
+                    assert_eq!(
+                        (&*found.id, found.finish_reason),
+                        (kept, Some("other")),
+                        "{id} {reason}"
+                    );
+                }
+            }
+        }
+        let [chat, message, response] = named(&json!("a"), &Value::Null);
+        assert!(chat.iter().chain(&message).all(|found| found.finish_reason.is_none()));
+        assert!(response.iter().all(|found| found.finish_reason == Some("other")));
+    }
+
+    #[test]
+    fn a_response_that_is_complete_stopped_and_one_that_failed_ended_in_an_error() {
+        let body = json!({"id": "a", "status": "completed", "output": []}).to_string();
+        let whole = WireFormat::OpenAiResponses.read_body(body.as_bytes()).unwrap();
+        assert_eq!(whole.metadata.finish_reason, Some("stop"));
+        let mut reader = StreamReader::new(WireFormat::OpenAiResponses);
+        let failed = json!({"type": "response.failed", "response": {"id": "a", "status": "failed"}});
+        assert!(reader.feed(format!("data: {failed}\n").as_bytes()).is_err());
+        let found = reader.metadata();
+        assert_eq!((&*found.id, found.finish_reason), ("a", Some("error")));
     }
 
     #[test]

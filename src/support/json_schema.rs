@@ -1,9 +1,9 @@
 //! JSON schemas that others have written: those of tools, and those of responses.
 
-use jsonschema::{PatternOptions, Validator};
+use jsonschema::{PatternOptions, ValidationError, Validator};
 use serde_json::Value;
 
-use crate::schema_bounds;
+use crate::schema_bounds::{self, PatternUse};
 use crate::text::first_chars;
 
 /// Maximum number of steps back of a pattern: a pattern that needs more does not match.
@@ -14,10 +14,14 @@ const MAX_MESSAGE: usize = 300;
 /// Compiles a schema, within bounds on what that costs. Fetches nothing: a schema that refers to another document cannot be
 /// used.
 pub fn compile(schema: &Value) -> Result<Validator, String> {
-    let patterns = schema_bounds::check(schema)?;
+    let built = compile_within(schema_bounds::check(schema)?, schema);
+    built.map_err(|error| first_chars(&error.to_string(), MAX_MESSAGE).to_owned())
+}
+
+fn compile_within(patterns: PatternUse, schema: &Value) -> Result<Validator, ValidationError<'_>> {
     // The engine with backtracking splits patterns into parts, and limits only these.
     let limit = patterns.part_bytes();
-    let built = if patterns.needs_backtracking {
+    if patterns.needs_backtracking {
         let patterns = PatternOptions::fancy_regex()
             .backtrack_limit(MAX_BACKTRACKS)
             .size_limit(limit);
@@ -25,8 +29,22 @@ pub fn compile(schema: &Value) -> Result<Validator, String> {
     } else {
         let patterns = PatternOptions::regex().size_limit(limit);
         jsonschema::options().with_pattern_options(patterns).build(schema)
+    }
+}
+
+/// Why a schema cannot be used, in words that have nothing of it but the names of keywords; `None`: it can be used.
+#[must_use]
+pub fn unusable_reason(schema: &Value) -> Option<String> {
+    let patterns = match schema_bounds::check(schema) {
+        Ok(patterns) => patterns,
+        Err(bound) => return Some(bound),
     };
-    built.map_err(|error| first_chars(&error.to_string(), MAX_MESSAGE).to_owned())
+    let built = compile_within(patterns, schema);
+    // The compiler quotes what it refuses.
+    built.is_err().then(|| {
+        "it is no valid JSON schema, refers to another document, or has a pattern that is invalid or too large once it is compiled"
+            .to_owned()
+    })
 }
 
 /// Checks that a schema can be used.
@@ -125,6 +143,23 @@ mod tests {
         ] {
             assert!(check(&schema).is_err(), "{schema}");
             assert!(violation(&schema, &json!(1)).is_some(), "{schema}");
+        }
+    }
+
+    #[test]
+    fn the_reason_for_which_a_schema_cannot_be_used_quotes_nothing_of_it() {
+        assert_eq!(unusable_reason(&json!({"type": "object"})), None);
+        for schema in [
+            json!({"type": "canary"}),
+            json!({"$ref": "https://example.com/canary"}),
+            json!({"pattern": "canary("}),
+            json!({"pattern": r"^canary\p{L}{900}$"}),
+            json!({"enum": vec!["canary"; schema_bounds::MAX_NODES]}),
+            json!({"$ref": "#canary", "unevaluatedProperties": false}),
+        ] {
+            let reason = unusable_reason(&schema).unwrap();
+            assert!(!reason.contains("canary"), "{reason}");
+            assert!(check(&schema).is_err());
         }
     }
 

@@ -2,6 +2,8 @@
 //! its own: it recurses with each level, and the keywords `unevaluatedProperties` and `unevaluatedItems` compile whatever is
 //! beside them a second time, with each reference in full. A stack that overflows ends the process.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 /// Maximum number of objects, lists and values of a schema; with `unevaluated…` each counts as often as it may be compiled.
@@ -16,6 +18,8 @@ pub(crate) const MAX_PATTERN_BYTES: usize = 32 * 1024;
 /// Maximum size in bytes of all compiled patterns, and of each part of one.
 const MAX_COMPILED_BYTES: usize = 32 * 1024 * 1024;
 const MAX_PART_BYTES: usize = 2 * 1024 * 1024;
+/// The keywords that compile what is beside them a second time.
+const UNEVALUATED: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
 
 /// The patterns of a schema that may be compiled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,21 +67,33 @@ pub(crate) fn check(schema: &Value) -> Result<PatternUse, String> {
             written.pattern_bytes
         ));
     }
-    if written.has_unevaluated {
-        let mut expanded = ExpandedSize {
-            schema,
-            references: Vec::new(),
-            nodes: 0,
-        };
-        expanded.add(schema, 1)?;
-    }
+    let unevaluated: Vec<&'static str> = written.unevaluated.into_iter().collect();
+    check_expanded(schema, &unevaluated)?;
     Ok(written.used)
 }
 
-fn too_large() -> String {
-    format!(
-        "it is too large: {MAX_NODES} values are allowed, and unevaluated… counts what is beside it twice, with references in full"
-    )
+/// Checks what is compiled with these keywords. The error names those that are at fault.
+fn check_expanded(schema: &Value, keywords: &[&'static str]) -> Result<(), String> {
+    let check = |keywords: &[&'static str]| {
+        let mut expanded = ExpandedSize {
+            schema,
+            keywords: keywords.to_vec(),
+            references: Vec::new(),
+            nodes: 0,
+        };
+        expanded.add(schema, 1)
+    };
+    if keywords.is_empty() {
+        return Ok(());
+    }
+    let Err(error) = check(keywords) else { return Ok(()) };
+    let alone = keywords.iter().copied().filter(|keyword| check(&[keyword]).is_err());
+    let alone: Vec<&'static str> = alone.collect();
+    if alone.is_empty() {
+        // Only both together are.
+        return Err(error);
+    }
+    check(&alone)
 }
 
 /// What a schema has, as it is written.
@@ -87,14 +103,15 @@ struct SchemaSize {
     patterns: usize,
     pattern_bytes: usize,
     used: PatternUse,
-    has_unevaluated: bool,
+    /// Which of [`UNEVALUATED`] there are, those that are names of properties included.
+    unevaluated: BTreeSet<&'static str>,
 }
 
 impl SchemaSize {
     fn add(&mut self, value: &Value, level: usize) -> Result<(), String> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            return Err(too_large());
+            return Err(format!("it is too large: {MAX_NODES} values are allowed"));
         }
         if level > MAX_LEVELS {
             return Err(format!(
@@ -105,7 +122,8 @@ impl SchemaSize {
             Value::Array(items) => items.iter().try_for_each(|item| self.add(item, level + 1)),
             Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
                 self.add_patterns(name, value);
-                self.has_unevaluated |= is_unevaluated(name);
+                self.unevaluated
+                    .extend(UNEVALUATED.into_iter().find(|keyword| *keyword == name));
                 self.add(value, level + 1)
             }),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
@@ -132,13 +150,11 @@ impl SchemaSize {
     }
 }
 
-fn is_unevaluated(name: &str) -> bool {
-    name.starts_with("unevaluated")
-}
-
-/// What is compiled of a schema with `unevaluated…`: each reference is followed wherever it is, except to what it is within.
+/// What is compiled of a schema with some of [`UNEVALUATED`]: each reference is followed wherever it is, except to what it is
+/// within.
 struct ExpandedSize<'a> {
     schema: &'a Value,
+    keywords: Vec<&'static str>,
     /// The references that lead to where the walk is.
     references: Vec<&'a str>,
     nodes: usize,
@@ -148,21 +164,22 @@ impl<'a> ExpandedSize<'a> {
     fn add(&mut self, value: &'a Value, level: usize) -> Result<(), String> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            return Err(too_large());
+            return Err(format!(
+                "it is too large: with {} {MAX_NODES} values are allowed, what is beside it counts twice, and references count in full",
+                self.named()
+            ));
         }
         if level > MAX_LEVELS_WITH_REFERENCES {
             return Err(format!(
-                "it is nested too deeply: with unevaluated… {MAX_LEVELS_WITH_REFERENCES} levels along references are allowed"
+                "it is nested too deeply: with {} {MAX_LEVELS_WITH_REFERENCES} levels along references are allowed",
+                self.named()
             ));
         }
         match value {
             Value::Array(items) => items.iter().try_for_each(|item| self.add(item, level + 1)),
             Value::Object(fields) => {
-                let times = if fields.keys().any(|name| is_unevaluated(name)) {
-                    2
-                } else {
-                    1
-                };
+                let doubles = self.keywords.iter().any(|keyword| fields.contains_key(*keyword));
+                let times = if doubles { 2 } else { 1 };
                 (0..times).try_for_each(|_| self.add_fields(fields, level))
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
@@ -174,12 +191,13 @@ impl<'a> ExpandedSize<'a> {
             match (name.as_str(), value) {
                 ("$ref", Value::String(reference)) => self.add_reference(reference, level)?,
                 ("$dynamicRef" | "$recursiveRef", Value::String(_)) => {
-                    return Err(format!("{name} cannot be used with unevaluated…: use $ref"));
+                    return Err(format!("{name} cannot be used with {}: use $ref", self.named()));
                 }
                 // References below it would be relative to it.
                 ("$id" | "id", Value::String(_)) if level > 1 => {
                     return Err(format!(
-                        "{name} below the root cannot be used with unevaluated…: remove it"
+                        "{name} below the root cannot be used with {}: remove it",
+                        self.named()
                     ));
                 }
                 _ => self.add(value, level + 1)?,
@@ -194,14 +212,19 @@ impl<'a> ExpandedSize<'a> {
         }
         let target = reference.strip_prefix('#').and_then(|at| self.schema.pointer(at));
         let Some(target) = target.filter(|_| !reference.contains('%')) else {
-            return Err(
-                "with unevaluated… each $ref must have the form #/$defs/name, and what it names must exist".to_owned(),
-            );
+            return Err(format!(
+                "with {} each $ref must have the form #/$defs/name, and what it names must exist",
+                self.named()
+            ));
         };
         self.references.push(reference);
         self.add(target, level + 1)?;
         self.references.pop();
         Ok(())
+    }
+
+    fn named(&self) -> String {
+        self.keywords.join(" and ")
     }
 }
 
@@ -293,6 +316,49 @@ mod tests {
             let schema = with_unevaluated(schema);
             assert!(check(&schema).is_err_and(|error| error.contains(part)), "{schema}");
         }
+    }
+
+    #[test]
+    fn the_keyword_at_fault_is_named_and_no_other() {
+        let doubled = |keyword: &str, levels: usize| {
+            (0..levels).fold(
+                json!({"type": "object"}),
+                |inner, _| json!({"anyOf": [inner], keyword: false}),
+            )
+        };
+        let [properties, items] = UNEVALUATED;
+        for keyword in UNEVALUATED {
+            for (schema, part) in [
+                (doubled(keyword, 15), "too large"),
+                (
+                    json!({"$defs": {"a": {"$anchor": "a"}}, "$ref": "#a", keyword: false}),
+                    "#/$defs/name",
+                ),
+                (json!({"$dynamicRef": "#a", keyword: false}), "$dynamicRef"),
+                (json!({"not": {"$id": "urn:a"}, keyword: false}), "$id below the root"),
+            ] {
+                let error = check(&schema).unwrap_err();
+                let named: Vec<_> = UNEVALUATED.into_iter().filter(|name| error.contains(name)).collect();
+                assert!(error.contains(part) && named == [keyword], "{schema} {error}");
+            }
+        }
+        // One of both, and both together.
+        let innocent = json!({"anyOf": [doubled(items, 15), {"unevaluatedProperties": false}]});
+        let error = check(&innocent).unwrap_err();
+        assert!(error.contains(items) && !error.contains(properties), "{error}");
+        let together = (0..8).fold(
+            doubled(items, 6),
+            |inner, _| json!({"anyOf": [inner], properties: false}),
+        );
+        assert_eq!(check(&doubled(items, 8)).map(drop), Ok(()));
+        let error = check(&together).unwrap_err();
+        assert!(
+            error.contains("with unevaluatedItems and unevaluatedProperties "),
+            "{error}"
+        );
+        // One that is as large without them is not their fault.
+        let large = json!({"enum": vec![1; MAX_NODES], properties: false});
+        assert!(check(&large).is_err_and(|error| !error.contains("unevaluated")));
     }
 
     #[test]

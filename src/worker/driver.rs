@@ -417,7 +417,7 @@ impl<'a> LoopDriver<'a> {
             events::log_line(line, self.turn.ids(line).as_ref());
             self.turn.follow(line);
         }
-        self.spans.observe(&lines);
+        self.spans.observe(&lines, self.steps.journal());
         self.times.observe(&lines);
         self.readings.announce_lines(&lines);
         if !lines.is_empty() {

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::engine::{CallId, RecordKind};
 use crate::link::events::{
-    EventLine, EventSubscription, EventsPage, MAX_CALL_BYTES, MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, PAGE_LINES,
-    RECENT_MESSAGES,
+    EventLine, EventSubscription, EventsPage, MAX_CALL_BYTES, MAX_MESSAGE_BYTES, MAX_RESPONSE_BYTES, PAGE_BYTES,
+    PAGE_LINES, RECENT_MESSAGES,
 };
 
 use super::answer_text::{AnswerTexts, TextTap};
@@ -26,8 +26,6 @@ use crate::support::text::{first_bytes, with_ellipsis};
 
 /// Maximum number of concurrent subscriptions; the controller allows fewer.
 const MAX_READINGS: usize = 16;
-/// Approximate bound of an [`EventsPage`] in bytes; the link accepts twice as many.
-const PAGE_BYTES: usize = 128 * 1024;
 /// Maximum number of bytes of the texts of a line, as JSON: a page of one line is within the bound of the link,
 /// whatever its texts contain.
 const MAX_TEXT_BYTES: usize = 160 * 1024;
@@ -136,7 +134,8 @@ impl EventPublisher {
             if ask.reading.messages {
                 line.messages = messages_of(kind, &line, steps)?;
             }
-            bytes += LINE_BYTES + size(&line);
+            // As JSON for the link, which accepts twice as many, and in the memory of the controller.
+            bytes += line.bytes().max(LINE_BYTES + size(&line));
             if bytes > PAGE_BYTES && !page.events.is_empty() {
                 page.next = line.seq - 1;
                 break;
@@ -199,7 +198,12 @@ fn json_bytes(text: &str) -> usize {
 
 /// The size of a line's texts as JSON, in bytes.
 fn size(line: &EventLine) -> usize {
-    let texts = line.messages.iter().chain(&line.tool).chain([&line.note]);
+    let texts = line
+        .messages
+        .iter()
+        .chain(&line.tool)
+        .chain(&line.model)
+        .chain([&line.note]);
     texts.map(|text| json_bytes(text)).sum()
 }
 

@@ -42,7 +42,7 @@ pub fn name(kind: RecordKind) -> &'static str {
         RecordKind::Trimmed => "autonomy:context_trimmed",
         RecordKind::Compacted => "autonomy:context_compacted",
         RecordKind::CallStarted => "model:call_started",
-        RecordKind::CallAnswered => "model:call_answered",
+        RecordKind::CallAnswered => event_names::CALL_ANSWERED,
         RecordKind::CallFailed => "model:call_failed",
         RecordKind::ToolIntent => event_names::TOOL_INTENT,
         RecordKind::ToolOutcome => event_names::TOOL_OUTCOME,
@@ -73,6 +73,10 @@ pub fn from_line(line: JournalLine, trace_id: Option<String>) -> EventLine {
         tool: line.tool,
         effect: line.effect,
         outcome: line.outcome,
+        model: line.usage.model,
+        input_tokens: line.usage.input_tokens,
+        output_tokens: line.usage.output_tokens,
+        cost: line.usage.cost,
         note: line.note,
         messages: Vec::new(),
     }
@@ -90,6 +94,10 @@ pub fn log_line(line: &JournalLine, ids: Option<&LineIds>) {
         tool = line.tool,
         effect = line.effect,
         outcome = line.outcome,
+        model = line.usage.model,
+        inputTokens = line.usage.input_tokens,
+        outputTokens = line.usage.output_tokens,
+        costMicroUSD = line.usage.cost,
         note = line.note,
         traceId = ids.map(|ids| ids.trace.as_str()),
         spanId = ids.map(|ids| ids.span.as_str()),
@@ -103,8 +111,33 @@ mod tests {
 
     use strum::IntoEnumIterator;
 
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::link::events::is_event_name;
+    use crate::worker::journal::LineUsage;
+
+    #[test]
+    fn the_event_of_an_answered_call_has_what_is_known_of_its_usage() {
+        let event = |usage: LineUsage| {
+            let line = JournalLine {
+                usage,
+                ..JournalLine::bare(RecordKind::CallAnswered, 1)
+            };
+            serde_json::to_value(from_line(line, None)).unwrap()
+        };
+        let known = event(LineUsage {
+            model: Some("large".into()),
+            input_tokens: Some(100),
+            output_tokens: Some(10),
+            cost: Some(0),
+        });
+        let found = ["model", "inputTokens", "outputTokens", "costMicroUSD"].map(|field| known[field].clone());
+        assert_eq!(found, [json!("large"), json!(100), json!(10), json!(0)]);
+        let unknown = event(LineUsage::default());
+        let absent = ["model", "inputTokens", "outputTokens", "costMicroUSD"].map(|field| unknown.get(field));
+        assert_eq!(absent, [None::<&Value>; 4]);
+    }
 
     #[test]
     fn each_kind_of_line_has_a_name_of_its_own() {

@@ -43,8 +43,8 @@ use super::run_lease::RunLease;
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(1));
 /// Attempts at one [`CallMessage`]: about a minute.
 const ERRAND_TRIES: u32 = 60;
-/// Spans of one message, and attempts at it: the gateway may be restarting.
-const MESSAGE_SPANS: usize = 64;
+/// Spans of one message, few enough for spans with texts to fit, and attempts at it: the gateway may be restarting.
+const MESSAGE_SPANS: usize = 16;
 const SPAN_TRIES: u32 = 20;
 /// Silence after which the event stream is reopened; the gateway sends an event every 5 s.
 const EVENT_SILENCE: Duration = Duration::from_secs(15);

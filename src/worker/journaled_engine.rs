@@ -48,6 +48,12 @@ impl<'a> JournaledEngine<'a> {
         self.journal.lines_after(seq, max)
     }
 
+    /// Where the steps are committed.
+    #[must_use]
+    pub fn journal(&self) -> &Journal {
+        self.journal
+    }
+
     /// Returns the last messages of the model and its tools up to this turn. `max`: their number, and the bytes of
     /// each.
     pub fn recent_messages(&self, turn: i64, max: (usize, usize)) -> Result<Vec<String>, JournalError> {

@@ -22,6 +22,7 @@ pub mod report;
 pub mod reporter;
 pub mod run_lease;
 pub mod sensor_receiver;
+mod span_texts;
 pub mod spans;
 pub mod startup;
 pub mod task_responses;

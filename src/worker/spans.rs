@@ -3,7 +3,7 @@
 //!
 //! Never waits and never fails: without room in the queue, spans are dropped. A restarted worker reads the lines of its
 //! open turn again, so the spans of that turn are complete. Lines of the last batch of a killed worker give their spans
-//! again, with the same ids.
+//! again, with the same ids. Texts are in spans only if the gateway says so, see [`SpanTexts`].
 
 use std::time::Duration;
 
@@ -12,12 +12,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::gateway_client::GatewayClient;
-use super::journal::JournalLine;
+use super::journal::{Journal, JournalLine};
+use super::span_texts::SpanTexts;
 use crate::engine::RecordKind;
 use crate::otlp::{AgentIdentity, DropCount, Span, TurnFact, TurnTracer};
 
 /// Spans that wait for the gateway at most.
 const QUEUE: usize = 512;
+/// While this many wait, further spans get no texts, which bounds the memory.
+const QUEUE_WITH_TEXTS: usize = 64;
 /// Longest wait at exit for the gateway to take the last spans.
 const SHUTDOWN_SPANS_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -30,43 +33,54 @@ struct SpanParts {
     queue: mpsc::Sender<Span>,
     dropped: DropCount,
     task: JoinHandle<()>,
+    /// `None`: spans have no texts.
+    texts: Option<SpanTexts>,
 }
 
 impl LoopSpans {
-    /// Starts the sending task. `open`: the lines of the open turn, whose spans were sent before; `unlogged_lines`: those of the
-    /// last batch of a killed process, whose spans may not have been.
+    /// Starts the sending task.
     #[must_use]
-    pub fn start(
-        gateway: &GatewayClient,
-        agent: AgentIdentity,
-        open: &[JournalLine],
-        unlogged_lines: &[JournalLine],
-    ) -> Self {
+    pub fn start(gateway: &GatewayClient, agent: AgentIdentity) -> Self {
         let (queue, to_send) = mpsc::channel(QUEUE);
         let dropped = DropCount::default();
-        let mut parts = SpanParts {
+        Self(Some(SpanParts {
             tracer: TurnTracer::new(agent),
             queue,
             task: tokio::spawn(gateway.clone().run_spans(to_send, dropped.clone())),
             dropped,
-        };
-        let first = unlogged_lines.first().map_or(i64::MAX, |line| line.seq);
-        for line in open.iter().filter(|line| line.seq < first) {
-            drop(parts.spans_of(line));
+            texts: None,
+        }))
+    }
+
+    /// Like [`Self::start`], for spans with texts of prompts, answers, arguments and results.
+    #[must_use]
+    pub fn start_with_texts(gateway: &GatewayClient, agent: AgentIdentity) -> Self {
+        let mut spans = Self::start(gateway, agent);
+        if let Some(parts) = &mut spans.0 {
+            parts.texts = Some(SpanTexts::default());
         }
-        let mut spans = Self(Some(parts));
-        spans.observe(unlogged_lines);
         spans
     }
 
-    /// Takes lines that were committed.
-    pub fn observe(&mut self, lines: &[JournalLine]) {
+    /// Continues where an earlier process ended. `open`: the lines of the open turn, whose spans were sent before;
+    /// `unlogged_lines`: those of the last batch of a killed process, whose spans may not have been.
+    #[must_use]
+    pub fn resume(mut self, (open, unlogged_lines): (&[JournalLine], &[JournalLine]), journal: &Journal) -> Self {
+        let first = unlogged_lines.first().map_or(i64::MAX, |line| line.seq);
+        let sent = open.iter().filter(|line| line.seq < first);
+        if let Some(parts) = &mut self.0 {
+            drop(parts.spans_of(sent, journal));
+        }
+        self.observe(unlogged_lines, journal);
+        self
+    }
+
+    /// Takes lines that were committed to this journal.
+    pub fn observe(&mut self, lines: &[JournalLine], journal: &Journal) {
         let Some(parts) = &mut self.0 else { return };
-        for line in lines {
-            for span in parts.spans_of(line) {
-                if parts.queue.try_send(span).is_err() {
-                    parts.dropped.add(1);
-                }
+        for span in parts.spans_of(lines, journal) {
+            if parts.queue.try_send(span).is_err() {
+                parts.dropped.add(1);
             }
         }
     }
@@ -98,11 +112,27 @@ impl LoopSpans {
 }
 
 impl SpanParts {
-    fn spans_of(&mut self, line: &JournalLine) -> Vec<Span> {
-        match fact(line) {
-            Some(fact) => self.tracer.observe((line.member, line.turn), line.at, fact),
-            None => Vec::new(),
+    /// The spans that are complete with these lines.
+    fn spans_of<'a>(&mut self, lines: impl IntoIterator<Item = &'a JournalLine>, journal: &Journal) -> Vec<Span> {
+        let mut complete = Vec::new();
+        for line in lines {
+            let Some(fact) = fact(line) else { continue };
+            let ended = self.tracer.observe((line.member, line.turn), line.at, fact);
+            match &mut self.texts {
+                Some(texts) => ended.into_iter().for_each(|span| texts.take(line, span)),
+                None => complete.extend(ended),
+            }
         }
+        if let Some(texts) = &mut self.texts {
+            let room = QUEUE_WITH_TEXTS.saturating_sub(QUEUE - self.queue.capacity());
+            complete.extend(texts.complete(room, |turn| {
+                journal.messages_of_turn(turn).unwrap_or_else(|error| {
+                    tracing::warn!(%error, "failed to read the texts of spans; they are exported without");
+                    Vec::new()
+                })
+            }));
+        }
+        complete
     }
 }
 
@@ -166,6 +196,7 @@ mod tests {
     use pretty_assertions::assert_eq;
 
     use super::*;
+    use crate::worker::journal::JournalOwner;
 
     fn line(seq: i64, kind: RecordKind, note: &str) -> JournalLine {
         let of_run = matches!(kind, RecordKind::ToolIntent | RecordKind::ToolOutcome);
@@ -218,6 +249,15 @@ mod tests {
         assert!(!format!("{spans:?}").contains("canary"));
     }
 
+    fn journal(dir: &Path) -> Journal {
+        let owner = JournalOwner {
+            agent_uid: "uid".into(),
+            pod_uid: "pod".into(),
+            epoch: 1,
+        };
+        Journal::open(dir, &owner).unwrap().0
+    }
+
     #[tokio::test]
     async fn a_restarted_worker_sends_the_spans_of_the_last_batch_again_and_no_older_ones() {
         let open = [
@@ -226,8 +266,10 @@ mod tests {
             line(3, RecordKind::ToolOutcome, ""),
             line(4, RecordKind::TurnFailed, "Timeout"),
         ];
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
         let queued = |unlogged_lines: &[JournalLine]| {
-            let spans = LoopSpans::start(&gateway(), agent(), &open, unlogged_lines);
+            let spans = LoopSpans::start(&gateway(), agent()).resume((&open, unlogged_lines), &journal);
             let parts = spans.0.unwrap();
             parts.task.abort();
             QUEUE - parts.queue.capacity()
@@ -239,16 +281,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_drops_spans() {
-        let mut spans = LoopSpans::start(&gateway(), agent(), &[], &[]);
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
+        let mut spans = LoopSpans::start(&gateway(), agent());
         let ended: Vec<_> = (1..)
             .map(|seq| line(seq, RecordKind::TurnCompleted, ""))
             .take(QUEUE + 1)
             .collect();
         let dropped = |spans: &LoopSpans| spans.0.as_ref().unwrap().dropped.get();
         // The sending task cannot run before an await.
-        spans.observe(&ended[1..]);
+        spans.observe(&ended[1..], &journal);
         assert_eq!(dropped(&spans), 0);
-        spans.observe(&ended[..1]);
+        spans.observe(&ended[..1], &journal);
         assert_eq!(dropped(&spans), 1);
     }
 }

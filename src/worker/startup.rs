@@ -201,7 +201,7 @@ impl WorkerProcess {
         let ended = match self.wait_for_gateway().await {
             Some((session, first)) => {
                 let open = journal.newest_turn_lines()?;
-                let spans = self.spans(&session, &open, &restored);
+                let spans = self.spans(&session, (&open, &restored), &journal);
                 let turn = if session.traces || session.logs {
                     TurnContext::new(&self.options.config.uid, &open)
                 } else {
@@ -216,6 +216,7 @@ impl WorkerProcess {
                     None => Engine::new(settings),
                 };
                 engine.restore_tasks(restored.tasks);
+                journal.set_models(&spec.model, spec.light_model.as_ref());
                 journal.set_response_receiver(spec.response_endpoint().is_some())?;
                 for (field, value, at) in sensors.values() {
                     engine.restore_field(field, value.clone(), at);
@@ -255,13 +256,23 @@ impl WorkerProcess {
     }
 
     /// Starts the spans of the loop, if the gateway exports them.
-    fn spans(&self, session: &WorkerSession, open: &[JournalLine], restored: &RestoredJournal) -> LoopSpans {
+    fn spans(
+        &self,
+        session: &WorkerSession,
+        (open, restored): (&[JournalLine], &RestoredJournal),
+        journal: &Journal,
+    ) -> LoopSpans {
         if !session.traces {
             return LoopSpans::default();
         }
         let config = &self.options.config;
         let agent = agent_spans::identity((&config.namespace, &config.name, &config.uid), &config.spec.model);
-        LoopSpans::start(&self.gateway, agent, open, &restored.unlogged_lines)
+        let spans = if session.content {
+            LoopSpans::start_with_texts(&self.gateway, agent)
+        } else {
+            LoopSpans::start(&self.gateway, agent)
+        };
+        spans.resume((open, &restored.unlogged_lines), journal)
     }
 
     /// Waits for the session and the first [`GatewayUpdate`] with fresh contact: a loop that is to be suspended, or has

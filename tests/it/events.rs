@@ -61,6 +61,17 @@ async fn each_event_is_read_once_in_order_over_kills_of_the_worker_and_connectio
         );
         assert!(!event.data.contains(CANARY), "{}", event.data);
     }
+    // What a call used is written with its line, and is the same after the restarts.
+    let mut reader = Reader::connect(&harness, READER, "?after=0", None).await;
+    let again = reader.take(100).await;
+    let texts = |events: &[Event]| events.iter().map(|event| event.data.clone()).collect::<Vec<_>>();
+    assert_eq!(texts(&again), texts(&events));
+    for event in events.iter().filter(|event| event.name == "model:call_answered") {
+        let data: Value = serde_json::from_str(&event.data).unwrap();
+        assert_eq!(data["model"], "s");
+        let tokens = ["inputTokens", "outputTokens"].map(|field| data[field].as_i64().unwrap_or(0));
+        assert!(tokens.iter().all(|tokens| *tokens > 0), "{data}");
+    }
     // The same lines as on the worker's standard output.
     let told = harness.output("worker");
     let turn = events

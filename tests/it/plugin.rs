@@ -12,6 +12,7 @@ mod rejections;
 mod roles;
 mod screens;
 mod unreachable;
+mod usage;
 
 use std::sync::Arc;
 

@@ -317,6 +317,10 @@ authorization:
 # The controller passes these to the gateways of Agents, except for those of metrics and headers.
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ .endpoint | quote }}
+{{- if $.Values.telemetry.content }}
+- name: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT
+  value: "true"
+{{- end }}
 {{- if .logs }}
 - name: OTEL_LOGS_EXPORTER
   value: otlp

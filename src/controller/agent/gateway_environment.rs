@@ -7,7 +7,7 @@ use crate::otlp::PASSED_VARIABLES;
 const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
 const LOGS_EXPORTER: &str = "OTEL_LOGS_EXPORTER";
 /// In the names of variables that say how traces are exported.
-const OF_TRACES: [&str; 2] = ["_TRACES_", "_BSP_"];
+const OF_TRACES: [&str; 3] = ["_TRACES_", "_BSP_", "_GENAI_"];
 /// Key of the headers in their Secret.
 const HEADERS_KEY: &str = "headers";
 
@@ -62,6 +62,7 @@ mod tests {
             "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://collector:4318".to_owned()),
             "OTEL_RESOURCE_ATTRIBUTES" => Some("price=$(HOME)".into()),
             "OTEL_SERVICE_NAME" => Some(String::new()),
+            "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" => Some("true".into()),
             "OTEL_EXPORTER_OTLP_HEADERS" => Some("authorization=canary".into()),
             _ => None,
         };
@@ -75,6 +76,7 @@ mod tests {
             [
                 ("OTEL_EXPORTER_OTLP_ENDPOINT", Some("http://collector:4318")),
                 ("OTEL_RESOURCE_ATTRIBUTES", Some("price=$$(HOME)")),
+                ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", Some("true")),
             ]
         );
     }
@@ -98,6 +100,7 @@ mod tests {
                 "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://collector:4318".to_owned()),
                 "OTEL_LOGS_EXPORTER" => Some(logs.into()),
                 "OTEL_TRACES_SAMPLER_ARG" | "OTEL_BSP_MAX_QUEUE_SIZE" | "OTEL_BLRP_MAX_QUEUE_SIZE" => Some("1".into()),
+                "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" => Some("true".into()),
                 _ => None,
             }
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use jiff::Timestamp;
 
-use super::in_flight::InFlightCall;
+use super::in_flight::{InFlightCall, RequestMetadata};
 use super::model_field::ModelField;
 use super::request::{PromptPart, RequestError};
 use crate::api::agent::{ImageInput, ModelApi, ModelSpec};
@@ -107,6 +107,20 @@ impl PreparedRequest {
         match self {
             Self::Server(request) => request.checked.max_output(),
             Self::Scripted(request) => u32::try_from(request.bill().output).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// What it asks for. The [`ModelScript`] has no output limit.
+    pub fn metadata(&self) -> RequestMetadata {
+        match self {
+            Self::Server(request) => RequestMetadata {
+                max_output: Some(request.checked.max_output()),
+                is_streamed: request.checked.is_streamed(),
+            },
+            Self::Scripted(request) => RequestMetadata {
+                max_output: None,
+                is_streamed: request.is_streamed(),
+            },
         }
     }
 

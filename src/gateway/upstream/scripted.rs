@@ -54,6 +54,10 @@ impl ScriptedRequest {
             .collect()
     }
 
+    pub(super) fn is_streamed(&self) -> bool {
+        self.stream
+    }
+
     /// The usage that the answer will report, as the [`ModelScript`] defines it.
     pub(super) fn bill(&self) -> CallBill {
         self.bill
@@ -128,6 +132,7 @@ pub(super) async fn run(
         let body = completion.body();
         let parsed = FORMAT.read_body(body.as_bytes()).map_err(unreadable)?;
         flight.note_bill(bill(parsed.usage.as_ref()));
+        flight.note_answered(&parsed.metadata);
         return Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),
@@ -138,6 +143,7 @@ pub(super) async fn run(
         let bytes = Bytes::from(reader.feed(event.as_bytes()).map_err(unreadable)?);
         if reader.is_done() {
             flight.note_bill(bill(reader.usage()));
+            flight.note_answered(reader.metadata());
             return Ok(AnswerTail {
                 content_type: EVENT_STREAM,
                 rest: bytes,

@@ -166,7 +166,7 @@ impl ProviderServer {
             }
             let lines = reader.feed(&chunk);
             flight.note_bill(self.bill(reader.usage(), reader.has_content()));
-            flight.note_answered(reader.model());
+            flight.note_answered(reader.metadata());
             let lines = lines.map_err(|error| self.answer_failure(&error, reader.is_processed(), flight))?;
             let lines = Bytes::from(lines);
             if reader.is_done() {
@@ -202,7 +202,7 @@ impl ProviderServer {
         let parsed = self.format.read_body(&body);
         let parsed = parsed.map_err(|error| self.answer_failure(&error, false, flight))?;
         flight.note_bill(self.bill(parsed.usage.as_ref(), parsed.content));
-        flight.note_answered(&parsed.model);
+        flight.note_answered(&parsed.metadata);
         Ok(AnswerTail {
             content_type: JSON,
             rest: body.into(),

@@ -1,5 +1,6 @@
 //! The commands: each reads what it needs, has it rendered or decided by a pure function, and writes.
 
+mod cost;
 mod reads;
 mod report;
 mod simulate;
@@ -81,7 +82,7 @@ pub async fn execute(
         Asked::Status(arguments) => return reads::status(session, &arguments, screen).await,
         Asked::Explain(agent) => unless_closed(reads::explain(session, &agent.name, screen).await)?,
         Asked::Approvals => unless_closed(reads::approvals(session, screen).await)?,
-        Asked::Cost(arguments) => unless_closed(reads::cost(session, &arguments, screen).await)?,
+        Asked::Cost(arguments) => unless_closed(cost::cost(session, &arguments, screen).await)?,
         Asked::Budget(BudgetCommand::Top) => unless_closed(reads::budgets(session, screen).await)?,
         Asked::Check(arguments) => return reads::check(session, &arguments, screen).await,
         Asked::Simulate(arguments) => unless_closed(simulate::of_agents(session, &arguments, screen).await)?,

@@ -1,4 +1,4 @@
-//! Commands that show objects: status, explain, approvals, cost, budget top, check.
+//! Commands that show objects: status, explain, approvals, budget top, check.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
@@ -8,11 +8,10 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use crate::api::{Agent, GROUP, crd};
-use crate::plugin::arguments::{CheckArgs, CostArgs, CostGroup, OutputFormat, StatusArgs};
+use crate::plugin::arguments::{CheckArgs, OutputFormat, StatusArgs};
 use crate::plugin::cluster_errors::{answer, problem};
 use crate::plugin::failure::{ExitStatus, PluginError, is_forbidden, is_not_found, unless_closed};
 use crate::plugin::screens::checks::{self, CheckOutcome, CheckRow, PERMISSIONS, PermissionCheck};
-use crate::plugin::screens::costs::{self, CostSum};
 use crate::plugin::screens::status::{self, StatusColumns};
 use crate::plugin::screens::{approvals, budgets, explanation};
 use crate::plugin::session::{PluginSession, Screen};
@@ -125,52 +124,6 @@ pub(super) async fn budgets(session: &PluginSession, screen: &mut Screen<'_>) ->
     let rows: Vec<_> = found.iter().flat_map(budgets::rows).collect();
     if !session.print_data(&rows, screen)? {
         write!(screen.out, "{}", budgets::text(&rows, session.now()))?;
-    }
-    Ok(())
-}
-
-pub(super) async fn cost(
-    session: &PluginSession,
-    arguments: &CostArgs,
-    screen: &mut Screen<'_>,
-) -> Result<(), PluginError> {
-    let by = match arguments.by {
-        CostGroup::Agent => CostSum::Agent,
-        CostGroup::Model => CostSum::Model,
-        CostGroup::Namespace => CostSum::Namespace,
-    };
-    let agents = session.list_agents(None).await?;
-    let mut is_partial = false;
-    let (rows, unknown) = match arguments.since {
-        None => (costs::of_agents(&agents, by), Vec::new()),
-        Some(_) if by == CostSum::Model => {
-            return Err(PluginError::Usage(
-                "--since cannot be combined with --by model: AgentBudgets record usage by Agent. Use the metric \
-                 agentloop_agent_tokens_total"
-                    .into(),
-            ));
-        }
-        Some(since) => {
-            let mut budgets = session.list_budgets().await?;
-            let platform = session.list_platform_budgets().await?;
-            is_partial = platform.is_none();
-            budgets.extend(platform.unwrap_or_default());
-            costs::of_budgets((&agents, &budgets), by, (since, session.now()))
-        }
-    };
-    if is_partial && !unknown.is_empty() {
-        screen.note(&format!(
-            "warning: you may not list agentbudgets in namespace {}, where others may record the usage",
-            session.controller_namespace
-        ));
-    }
-    if !session.print_data(&rows, screen)? {
-        write!(screen.out, "{}", costs::text(&rows, by, &unknown))?;
-    } else if !unknown.is_empty() {
-        screen.note(&format!(
-            "warning: no AgentBudget records the usage of: {}",
-            unknown.join(", ")
-        ));
     }
     Ok(())
 }

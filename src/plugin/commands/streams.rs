@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::api::status::LoopUsage;
-use crate::api::{Agent, NamespacedName};
-use crate::link::event_names;
+use crate::api::NamespacedName;
 use crate::link::events::EventLine;
 use crate::plugin::arguments::{EventsArgs, HistoryArgs, LogsArgs};
 use crate::plugin::failure::PluginError;
 use crate::plugin::link::{EventCursor, FollowedEvents, LinkFailure, UserLink};
-use crate::plugin::screens::event_lines::{EventPrinter, UsagePrinter};
+use crate::plugin::screens::event_lines::{EventPrinter, total_line};
 use crate::plugin::screens::turns;
 use crate::plugin::session::{PluginSession, Screen};
 
@@ -19,8 +17,6 @@ use crate::plugin::session::{PluginSession, Screen};
 const NEXT_EVENT: Duration = Duration::from_secs(5);
 /// How long a command that does not follow connects again. It then fails, so that incomplete output is not taken for all.
 const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
-/// Events that end a turn: usage is shown after them.
-const TURN_ENDS: [&str; 2] = [event_names::TURN_COMPLETED, event_names::TURN_FAILED];
 /// Events of a turn, more or less: how far `history` reads back for each turn.
 const EVENTS_OF_A_TURN: i64 = 100;
 
@@ -29,44 +25,24 @@ pub(super) async fn logs(
     arguments: &LogsArgs,
     screen: &mut Screen<'_>,
 ) -> Result<(), PluginError> {
-    let before = usage_of(session.agent(&arguments.name).await?);
+    let usage = session
+        .agent(&arguments.name)
+        .await?
+        .status
+        .and_then(|status| status.usage);
+    let total = total_line(&usage.unwrap_or_default(), session.now());
     let agent = session.named(&arguments.name);
     let link = UserLink::open(session, &agent.namespace).await?;
     let newest = newest(&link, &agent).await?;
     let from = (newest - arguments.tail).max(0);
     let mut reader = EventReader::open(&link, &agent, (from, newest), (arguments.follow, false)).await?;
     let mut printer = EventPrinter::default();
-    let mut usage = UsagePrinter::default();
-    let total = usage.begin(&before, session.now());
     while let Some(event) = reader.next(screen).await? {
         if let Some(line) = printer.line(&event) {
             writeln!(screen.out, "{line}")?;
         }
-        if arguments.follow && event.seq > newest && TURN_ENDS.contains(&event.event.as_str()) {
-            show_usage(session, &arguments.name, &mut usage, screen).await?;
-        }
     }
     writeln!(screen.out, "{total}")?;
-    Ok(())
-}
-
-fn usage_of(agent: Agent) -> LoopUsage {
-    agent.status.and_then(|status| status.usage).unwrap_or_default()
-}
-
-/// Shows what was used since the last time. The events continue if it cannot be read now.
-async fn show_usage(
-    session: &PluginSession,
-    name: &str,
-    printer: &mut UsagePrinter,
-    screen: &mut Screen<'_>,
-) -> Result<(), PluginError> {
-    let Ok(agent) = session.agent(name).await else {
-        return Ok(());
-    };
-    if let Some(line) = printer.line(&usage_of(agent), session.now()) {
-        writeln!(screen.out, "{line}")?;
-    }
     Ok(())
 }
 
@@ -118,20 +94,20 @@ pub(super) async fn history(
 }
 
 /// The number of the newest event.
-async fn newest(link: &UserLink<'_>, agent: &NamespacedName) -> Result<i64, LinkFailure> {
+pub(super) async fn newest(link: &UserLink<'_>, agent: &NamespacedName) -> Result<i64, LinkFailure> {
     let events = FollowedEvents::open(link, agent, EventCursor::Latest, false).await?;
     Ok(events.cursor())
 }
 
 /// Events up to the newest one at the start, or without an end.
-struct EventReader<'a> {
+pub(super) struct EventReader<'a> {
     events: Option<FollowedEvents<'a>>,
     newest: i64,
     follow: bool,
 }
 
 impl<'a> EventReader<'a> {
-    async fn open(
+    pub(super) async fn open(
         link: &'a UserLink<'a>,
         agent: &NamespacedName,
         (after, newest): (i64, i64),
@@ -148,7 +124,7 @@ impl<'a> EventReader<'a> {
     }
 
     /// The next event; `None`: there are no more.
-    async fn next(&mut self, screen: &mut Screen<'_>) -> Result<Option<EventLine>, PluginError> {
+    pub(super) async fn next(&mut self, screen: &mut Screen<'_>) -> Result<Option<EventLine>, PluginError> {
         let Some(events) = &mut self.events else {
             return Ok(None);
         };

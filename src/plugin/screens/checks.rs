@@ -165,7 +165,7 @@ const fn budgets(verb: &'static str, commands: &'static str) -> PermissionCheck 
 
 const fn of_controller(verb: &'static str, resource: &'static str, subresource: &'static str) -> PermissionCheck {
     PermissionCheck {
-        commands: "logs, events, history, run, chat (without --link-url)",
+        commands: "logs, events, history, cost --by model --since, run, chat (without --link-url)",
         verb,
         group: "",
         resource,
@@ -182,7 +182,7 @@ pub const PERMISSIONS: [PermissionCheck; 15] = [
     agents("approve", "approve, deny"),
     PermissionCheck {
         subresource: "events",
-        ..agents("get", "logs, events, history, run, chat")
+        ..agents("get", "logs, events, history, cost --by model --since, run, chat")
     },
     PermissionCheck {
         subresource: "messages",
@@ -199,7 +199,7 @@ pub const PERMISSIONS: [PermissionCheck; 15] = [
     PermissionCheck {
         group: "",
         resource: "configmaps",
-        ..agents("get", "logs, events, history, run, chat")
+        ..agents("get", "logs, events, history, cost --by model --since, run, chat")
     },
     PermissionCheck {
         group: "",

@@ -1,4 +1,5 @@
-//! Usage and cost: over the life of Agents from their status, and since a time from the records of AgentBudgets.
+//! Usage and cost: over the life of Agents from their status, and since a time from the records of AgentBudgets; by model see
+//! [`super::calls_since`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,6 +9,7 @@ use kube::ResourceExt;
 use kube::core::{Selector, SelectorExt};
 use serde::Serialize;
 
+use super::printable::one_line;
 use super::table::TextTable;
 use crate::api::amount::Amount;
 use crate::api::budget::{BudgetWindow, UsageBucket};
@@ -52,14 +54,16 @@ pub struct CostRow {
 
 impl CostRow {
     fn add(&mut self, more: &Self) {
-        self.calls += more.calls;
+        // Pods and budgets report them: a sum of absurd numbers ends at the largest one.
+        let add = |sum: &mut i64, more: i64| *sum = sum.saturating_add(more);
+        add(&mut self.calls, more.calls);
         self.unknown_calls = match (self.unknown_calls, more.unknown_calls) {
-            (Some(a), Some(b)) => Some(a + b),
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
             (a, b) => a.or(b),
         };
-        self.input_tokens += more.input_tokens;
-        self.output_tokens += more.output_tokens;
-        self.cost += more.cost;
+        add(&mut self.input_tokens, more.input_tokens);
+        add(&mut self.output_tokens, more.output_tokens);
+        add(&mut self.cost, more.cost);
         self.from = self.from.into_iter().chain(more.from).min();
     }
 }
@@ -233,11 +237,13 @@ fn summed(buckets: &[UsageBucket], asked: Timestamp, begun: Timestamp) -> CostRo
     row
 }
 
+/// Rows by what they are of.
 #[derive(Default)]
-struct CostSums(BTreeMap<String, CostRow>);
+pub struct CostSums(BTreeMap<String, CostRow>);
 
 impl CostSums {
-    fn add(&mut self, of: String, more: &CostRow) {
+    /// Adds to the row of this Agent, model or namespace.
+    pub fn add(&mut self, of: String, more: &CostRow) {
         let row = self.0.entry(of.clone()).or_insert_with(|| CostRow {
             of,
             ..CostRow::default()
@@ -245,16 +251,18 @@ impl CostSums {
         row.add(more);
     }
 
-    fn sorted(self) -> Vec<CostRow> {
+    /// The rows, the highest cost first.
+    #[must_use]
+    pub fn sorted(self) -> Vec<CostRow> {
         let mut rows: Vec<CostRow> = self.0.into_values().collect();
         rows.sort_by(|a, b| (b.cost, b.input_tokens, &a.of).cmp(&(a.cost, a.input_tokens, &b.of)));
         rows
     }
 }
 
-/// The table with its total. `unknown`: Agents of which no budget knows the usage.
+/// The table with its total. `unknown`: Agents of which no such source knows the usage.
 #[must_use]
-pub fn text(rows: &[CostRow], by: CostSum, unknown: &[String]) -> String {
+pub fn text(rows: &[CostRow], by: CostSum, (source, unknown): (&str, &[String])) -> String {
     let head = match by {
         CostSum::Agent => "AGENT",
         CostSum::Model => "MODEL",
@@ -290,8 +298,8 @@ pub fn text(rows: &[CostRow], by: CostSum, unknown: &[String]) -> String {
     }
     let mut text = table.to_string();
     if !unknown.is_empty() {
-        let names = unknown.join(", ");
-        let _ = writeln!(text, "\nNo AgentBudget records the usage of this time for: {names}");
+        let names = one_line(&unknown.join(", "));
+        let _ = writeln!(text, "\nNo {source} records the usage of this time for: {names}");
     }
     text
 }

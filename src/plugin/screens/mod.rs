@@ -2,9 +2,11 @@
 
 pub mod approvals;
 pub mod budgets;
+pub mod calls_since;
 pub mod checks;
 pub mod costs;
 pub mod event_lines;
+pub mod event_usage;
 pub mod explanation;
 pub mod figures;
 pub mod printable;

@@ -142,7 +142,7 @@ fn the_screen_of_budgets() {
 
 #[test]
 fn the_screens_of_usage() {
-    let screen = |by| costs::text(&costs::of_agents(&agents(), by), by, &[]);
+    let screen = |by| costs::text(&costs::of_agents(&agents(), by), by, ("", &[]));
     let screens = [CostSum::Agent, CostSum::Model, CostSum::Namespace].map(screen);
     insta::assert_snapshot!("costs", screens.join("\n"));
 }
@@ -310,5 +310,8 @@ fn the_screen_of_usage_in_a_period() {
     );
     let period = (SignedDuration::from_hours(1), now());
     let (rows, unknown) = costs::of_budgets((&agents()[..2], &[budget]), CostSum::Agent, period);
-    insta::assert_snapshot!("costs_since", costs::text(&rows, CostSum::Agent, &unknown));
+    insta::assert_snapshot!(
+        "costs_since",
+        costs::text(&rows, CostSum::Agent, ("AgentBudget", &unknown))
+    );
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::event_usage::AnsweredCalls;
 use super::figures::duration;
 use super::table::TextTable;
 use crate::link::event_names;
@@ -28,6 +29,20 @@ pub struct TurnRow {
     pub calls: u32,
     /// Failed attempts at model calls.
     pub failed_calls: u32,
+    /// Answered calls whose tokens are not known: not in the tokens of this row.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unknown_calls: i64,
+    /// Input tokens of the answered calls, including those read from or written to a cache. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_tokens: Option<i64>,
+    /// Output tokens of the answered calls. Absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<i64>,
+    /// Cost of the answered calls in millionths of a US dollar, as far as prices are known. Absent: not known.
+    #[serde(rename = "costMicroUSD", skip_serializing_if = "Option::is_none")]
+    pub cost: Option<i64>,
+    #[serde(skip)]
+    used: AnsweredCalls,
     /// Tool runs, by tool.
     pub tool_runs: BTreeMap<String, u32>,
     /// Tool runs that did not end with outcome `Ok`.
@@ -38,6 +53,11 @@ pub struct TurnRow {
     pub end: &'static str,
     /// The yield, or the kind of the failure.
     pub note: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &i64) -> bool {
+    *count == 0
 }
 
 /// The turns that these events are of, oldest first, at most `max` of the newest.
@@ -63,7 +83,7 @@ pub fn rows(events: &[EventLine], max: usize) -> Vec<TurnRow> {
 
 fn count(row: &mut TurnRow, event: &EventLine) {
     match event.event.as_str() {
-        "model:call_answered" => row.calls += 1,
+        event_names::CALL_ANSWERED => answered(row, event),
         "model:call_failed" => row.failed_calls += 1,
         event_names::TOOL_OUTCOME => {
             let tool = event.tool.clone().unwrap_or_default();
@@ -75,6 +95,16 @@ fn count(row: &mut TurnRow, event: &EventLine) {
         event_names::TURN_FAILED => end(row, event, "failed"),
         _ => {}
     }
+}
+
+fn answered(row: &mut TurnRow, event: &EventLine) {
+    row.calls += 1;
+    row.used.add(event);
+    let used = row.used;
+    row.unknown_calls = used.unknown_calls;
+    row.input_tokens = used.has_tokens().then_some(used.input_tokens);
+    row.output_tokens = used.has_tokens().then_some(used.output_tokens);
+    row.cost = used.has_cost().then_some(used.cost);
 }
 
 fn end(row: &mut TurnRow, event: &EventLine, how: &'static str) {
@@ -91,6 +121,8 @@ pub fn table(rows: &[TurnRow], now: Timestamp) -> TextTable {
         "STARTED",
         "DURATION",
         "CALLS",
+        "TOKENS",
+        "COST",
         "TOOL RUNS",
         "FAILED",
         "DENIED",
@@ -110,6 +142,8 @@ pub fn table(rows: &[TurnRow], now: Timestamp) -> TextTable {
             started.unwrap_or_default(),
             took.map(duration).unwrap_or_default(),
             failed,
+            row.used.tokens_text().unwrap_or_default(),
+            row.used.cost_text().unwrap_or_default(),
             tools(&row.tool_runs),
             row.failed_tool_runs.to_string(),
             row.denied_tool_calls.to_string(),
@@ -147,6 +181,7 @@ mod tests {
             {"event": "tool:outcome", "turn": 1, "tool": "of_an_older_turn", "at": at(0)},
             {"event": "autonomy:turn_started", "turn": 2, "at": at(1)},
             {"event": "model:call_failed", "turn": 2, "at": at(2), "note": "Timeout"},
+            {"event": "model:call_answered", "turn": 2, "at": at(3), "inputTokens": 3_000, "outputTokens": 400, "costMicroUSD": 12_000},
             {"event": "model:call_answered", "turn": 2, "at": at(3)},
             {"event": "tool:outcome", "turn": 2, "tool": "read", "outcome": "Ok", "at": at(4)},
             {"event": "tool:outcome", "turn": 2, "tool": "read", "outcome": "Error", "at": at(5)},
@@ -160,6 +195,7 @@ mod tests {
             {"event": "autonomy:turn_failed", "turn": 3, "note": "Unreachable", "at": at(12)},
             {"event": "autonomy:turn_started", "turn": 4, "at": at(20)},
             {"event": "model:call_answered", "turn": 4, "member": 1, "at": at(21)},
+            {"event": "model:call_answered", "turn": 4, "at": at(22), "inputTokens": 10, "outputTokens": 1, "costMicroUSD": 0},
         ]);
         serde_json::from_value(rows).unwrap()
     }

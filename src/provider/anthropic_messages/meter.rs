@@ -4,8 +4,19 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerMetadata, AnswerSummary, StreamEnd, StreamProgress, known_reason};
 use crate::reported_error::ReportedError;
+
+/// Why an answer ended.
+const STOP_REASONS: [&str; 7] = [
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "refusal",
+    "model_context_window_exceeded",
+];
 
 /// An event of a streamed Anthropic message, or a whole message.
 #[derive(Deserialize)]
@@ -23,6 +34,10 @@ struct MessagesPayload {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
+    id: Option<Value>,
+    #[serde(default)]
+    stop_reason: Option<Value>,
+    #[serde(default)]
     error: Option<Value>,
 }
 
@@ -37,13 +52,19 @@ struct MessageHead {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
+    id: Option<Value>,
+    #[serde(default)]
     usage: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
 struct MessageDelta {
     #[serde(default)]
-    stop_reason: Option<IgnoredAny>,
+    stop_reason: Option<Value>,
+}
+
+fn stop_reason(reason: Option<&Value>) -> Option<&'static str> {
+    reason.map(|reason| known_reason(&STOP_REASONS, reason))
 }
 
 /// Reads the data of one event of a stream.
@@ -53,7 +74,7 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         "error" => return Err(event.server_error()),
         "message_start" => {
             if let Some(head) = event.message {
-                progress.model = model_name(head.model.as_ref());
+                progress.metadata.complete(head.model.as_ref(), head.id.as_ref());
                 progress.add_usage(head.usage);
             }
         }
@@ -67,7 +88,7 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
             let counts = event.usage.as_ref().and_then(|usage| usage.get("output_tokens"));
             let counts = counts.is_some_and(|count| !count.is_null());
             progress.add_usage(event.usage);
-            progress.finish_if(event.delta.is_some_and(|delta| delta.stop_reason.is_some()));
+            progress.finish(event.delta.and_then(|delta| stop_reason(delta.stop_reason.as_ref())));
             progress.is_final |= counts;
             progress.is_stale &= !counts;
         }
@@ -86,7 +107,11 @@ pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     }
     match (message.kind.as_str(), message.content) {
         ("message", Some(blocks)) => Ok(AnswerSummary {
-            model: model_name(message.model.as_ref()),
+            metadata: AnswerMetadata::new(
+                message.model.as_ref(),
+                message.id.as_ref(),
+                stop_reason(message.stop_reason.as_ref()),
+            ),
             usage: message.usage.map(Value::Object),
             content: !blocks.is_empty(),
         }),

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::ENDPOINT;
-use super::usage::{input_tokens, tokens};
+use super::usage::{input_tokens, output_tokens, tokens};
 use crate::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
 use agentloop_api::agent::ModelApi;
 use agentloop_api::failure::CallFailure;
@@ -49,6 +49,7 @@ pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
     Ok(ModelAnswer {
         tokens: message.usage.as_ref().and_then(tokens),
         input_tokens: message.usage.as_ref().and_then(input_tokens),
+        output_tokens: message.usage.as_ref().and_then(output_tokens),
         reasoning,
         ..ended(text, calls, message.stop_reason.as_deref())
     })

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::response::{MessageBlock, bad_response, ended};
-use super::usage::{input_tokens, tokens};
+use super::usage::{input_tokens, output_tokens, tokens};
 use crate::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, cut_stream, seal_reasoning};
 use agentloop_api::agent::ModelApi;
 use agentloop_api::failure::CallFailure;
@@ -84,6 +84,7 @@ impl AnswerAggregate for MessageAggregate {
         Ok(ModelAnswer {
             tokens: tokens(&usage),
             input_tokens: input_tokens(&usage),
+            output_tokens: output_tokens(&usage),
             reasoning,
             ..ended(text, calls, self.reason.as_deref())
         })

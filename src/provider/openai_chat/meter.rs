@@ -1,11 +1,13 @@
 //! Where an answer of OpenAI chat completions ends, and where its usage is.
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::meter::{AnswerError, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerMetadata, AnswerSummary, NonEmpty, StreamEnd, StreamProgress, known_reason};
 use crate::reported_error::ReportedError;
+
+/// Why an answer ended.
+const FINISH_REASONS: [&str; 5] = ["stop", "length", "tool_calls", "content_filter", "function_call"];
 
 #[derive(Deserialize)]
 struct ChatPayload {
@@ -15,6 +17,8 @@ struct ChatPayload {
     usage: Option<Value>,
     #[serde(default)]
     model: Option<Value>,
+    #[serde(default)]
+    id: Option<Value>,
     #[serde(default)]
     error: Option<Value>,
     #[serde(default)]
@@ -34,7 +38,7 @@ impl ChatPayload {
 #[derive(Deserialize)]
 struct ChatChoice {
     #[serde(default)]
-    finish_reason: Option<IgnoredAny>,
+    finish_reason: Option<Value>,
     #[serde(default)]
     delta: Option<OutputFields>,
     #[serde(default)]
@@ -54,6 +58,11 @@ struct OutputFields {
 }
 
 impl ChatChoice {
+    fn finish_reason(&self) -> Option<&'static str> {
+        let reason = self.finish_reason.as_ref()?;
+        Some(known_reason(&FINISH_REASONS, reason))
+    }
+
     fn has_content(&self) -> bool {
         let parts = [&self.delta, &self.message];
         parts.into_iter().flatten().any(|part| {
@@ -89,17 +98,15 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
     if let Some(error) = chunk.reported_error(data) {
         return Err(error);
     }
-    if progress.model.is_empty() {
-        progress.model = model_name(chunk.model.as_ref());
-    }
+    progress.metadata.complete(chunk.model.as_ref(), chunk.id.as_ref());
     let choices = chunk.choices.unwrap_or_default();
-    let finishes = choices.iter().any(|choice| choice.finish_reason.is_some());
+    let reason = choices.iter().find_map(ChatChoice::finish_reason);
     let says = choices.iter().any(ChatChoice::has_content);
-    progress.finish_if(finishes);
+    progress.finish(reason);
     progress.content |= says;
     if chunk.usage.is_some() {
         progress.usage = chunk.usage;
-        progress.is_final = choices.is_empty() || finishes;
+        progress.is_final = choices.is_empty() || reason.is_some();
         progress.is_stale = false;
     } else {
         progress.is_stale |= says;
@@ -118,9 +125,14 @@ pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
             choices: Some(choices),
             usage,
             model,
+            id,
             ..
         } if !choices.is_empty() => Ok(AnswerSummary {
-            model: model_name(model.as_ref()),
+            metadata: AnswerMetadata::new(
+                model.as_ref(),
+                id.as_ref(),
+                choices.first().and_then(ChatChoice::finish_reason),
+            ),
             usage,
             content: choices.iter().any(ChatChoice::has_content),
         }),

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::usage::{input_tokens, tokens};
+use super::usage::{input_tokens, output_tokens, tokens};
 use super::{ENDPOINT, REASONING};
 use crate::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
 use agentloop_api::agent::ModelApi;
@@ -46,6 +46,7 @@ pub fn answer(body: &[u8]) -> Result<ModelAnswer, CallFailure> {
     Ok(ModelAnswer {
         tokens: completion.usage.as_ref().and_then(tokens),
         input_tokens: completion.usage.as_ref().and_then(input_tokens),
+        output_tokens: completion.usage.as_ref().and_then(output_tokens),
         reasoning: reasoning(fields, extras.collect()),
         ..answer
     })

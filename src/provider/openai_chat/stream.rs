@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::REASONING;
 use super::response::{FunctionCall, bad_response, reasoning};
-use super::usage::{input_tokens, tokens};
+use super::usage::{input_tokens, output_tokens, tokens};
 use crate::answer::{AnswerAggregate, MAX_STREAM_BYTES, MAX_TOOL_CALLS, assemble, cut_stream};
 use agentloop_api::failure::CallFailure;
 use agentloop_engine::message::{ModelAnswer, ToolCall};
@@ -26,6 +26,7 @@ pub struct CompletionAggregate {
     refused: bool,
     tokens: Option<u64>,
     input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
     bytes: usize,
 }
 
@@ -46,6 +47,7 @@ impl AnswerAggregate for CompletionAggregate {
         // Later counts replace earlier ones.
         self.tokens = chunk.usage.as_ref().and_then(tokens).or(self.tokens);
         self.input_tokens = chunk.usage.as_ref().and_then(input_tokens).or(self.input_tokens);
+        self.output_tokens = chunk.usage.as_ref().and_then(output_tokens).or(self.output_tokens);
         for choice in chunk.choices.unwrap_or_default() {
             if choice.index.unwrap_or(0) == 0 {
                 self.choice(choice);
@@ -72,6 +74,7 @@ impl AnswerAggregate for CompletionAggregate {
         Ok(ModelAnswer {
             tokens: self.tokens,
             input_tokens: self.input_tokens,
+            output_tokens: self.output_tokens,
             reasoning,
             ..assemble(self.text, calls, self.finish.as_deref(), self.refused)
         })

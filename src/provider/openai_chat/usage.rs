@@ -35,6 +35,11 @@ pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
     NAMES.input_tokens(usage)
 }
 
+/// The output tokens of a usage report, as they are billed.
+pub(super) fn output_tokens(usage: &Value) -> Option<u64> {
+    bill(usage).and_then(|bill| u64::try_from(bill.output).ok())
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::meter::{AnswerError, AnswerSummary, StreamEnd, StreamProgress, model_name};
+use crate::meter::{AnswerError, AnswerMetadata, AnswerSummary, StreamEnd, StreamProgress};
 use crate::reported_error::ReportedError;
 
 #[derive(Deserialize)]
@@ -27,10 +27,29 @@ struct MeteredBody {
     #[serde(default)]
     model: Option<Value>,
     #[serde(default)]
+    id: Option<Value>,
+    #[serde(default)]
+    incomplete_details: Option<Value>,
+    #[serde(default)]
     error: Option<Value>,
 }
 
 impl MeteredBody {
+    /// Why the response ended. The API has no such field: these are the names of chat completions for the same.
+    fn finish_reason(&self) -> Option<&'static str> {
+        let details = self.incomplete_details.as_ref();
+        let reason = details
+            .and_then(|details| details.get("reason"))
+            .and_then(Value::as_str);
+        Some(match (self.status.as_deref()?, reason) {
+            ("completed", _) => "stop",
+            ("failed" | "cancelled", _) => "error",
+            (_, Some("max_output_tokens")) => "length",
+            (_, Some("content_filter")) => "content_filter",
+            _ => "other",
+        })
+    }
+
     fn server_error(self) -> AnswerError {
         AnswerError::ServerError(self.error.map(ReportedError::from_value).unwrap_or_default())
     }
@@ -39,14 +58,17 @@ impl MeteredBody {
 /// Reads the data of one event of a stream.
 pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(), AnswerError> {
     let event: MeteredEvent = serde_json::from_slice(data).map_err(|_| AnswerError::Garbage)?;
-    if progress.model.is_empty() {
-        progress.model = model_name(event.response.as_ref().and_then(|response| response.model.as_ref()));
+    if let Some(response) = &event.response {
+        progress
+            .metadata
+            .complete(response.model.as_ref(), response.id.as_ref());
     }
     match event.kind.as_str() {
         "error" => return Err(AnswerError::ServerError(ReportedError::from_body(data))),
         "response.failed" => {
             let mut response = event.response.unwrap_or_default();
             // A response that failed late may have been billed.
+            progress.metadata.finish_reason = Some("error");
             progress.is_final = response.usage.is_some();
             progress.usage = response.usage.take();
             progress.end = StreamEnd::Done;
@@ -54,6 +76,7 @@ pub(crate) fn read_event(progress: &mut StreamProgress, data: &[u8]) -> Result<(
         }
         "response.completed" | "response.incomplete" => {
             let response = event.response.ok_or(AnswerError::Garbage)?;
+            progress.metadata.finish_reason = response.finish_reason();
             progress.content |= response.output.is_some_and(|items| !items.is_empty());
             progress.is_final = response.usage.is_some();
             progress.usage = response.usage;
@@ -74,11 +97,12 @@ pub(crate) fn read_body(body: &[u8]) -> Result<AnswerSummary, AnswerError> {
     if response.error.is_some() || matches!(response.status.as_deref(), Some("failed" | "cancelled")) {
         return Err(response.server_error());
     }
+    let finish_reason = response.finish_reason();
     match (response.status.as_deref(), response.output) {
         (Some("queued" | "in_progress"), _) | (_, None) => Err(AnswerError::Garbage),
         (_, Some(items)) => Ok(AnswerSummary {
+            metadata: AnswerMetadata::new(response.model.as_ref(), response.id.as_ref(), finish_reason),
             usage: response.usage,
-            model: model_name(response.model.as_ref()),
             content: !items.is_empty(),
         }),
     }
@@ -115,7 +139,7 @@ mod tests {
             assert_eq!(String::from_utf8(passed).unwrap(), STREAM);
             assert!(reader.is_done() && reader.has_content());
             assert_eq!(reader.usage(), Some(&json!({"input_tokens": 1})));
-            assert_eq!(reader.model(), "m-1");
+            assert_eq!(reader.metadata().model, "m-1");
         }
     }
 
@@ -177,7 +201,11 @@ mod tests {
         let summary = body(r#"{"status":"completed","model":"m-1","error":null,"output":[{}],"usage":{"a":1}}"#);
         let expected = AnswerSummary {
             usage: Some(json!({"a": 1})),
-            model: "m-1".into(),
+            metadata: AnswerMetadata {
+                model: "m-1".into(),
+                id: String::new(),
+                finish_reason: Some("stop"),
+            },
             content: true,
         };
         assert_eq!(summary, Ok(expected));

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::ENDPOINT;
-use super::usage::{input_tokens, tokens};
+use super::usage::{input_tokens, output_tokens, tokens};
 use crate::answer::{MAX_TOOL_CALLS, assemble, seal_reasoning};
 use agentloop_api::agent::ModelApi;
 use agentloop_api::failure::CallFailure;
@@ -92,6 +92,7 @@ impl ResponseOutput {
         ModelAnswer {
             tokens: end.usage.as_ref().and_then(tokens),
             input_tokens: end.usage.as_ref().and_then(input_tokens),
+            output_tokens: end.usage.as_ref().and_then(output_tokens),
             reasoning,
             ..assemble(self.text, self.calls, finish, self.refused)
         }

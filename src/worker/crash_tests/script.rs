@@ -390,6 +390,7 @@ fn answer(id: &str, all: &[(&str, Value)]) -> ModelAnswer {
         finish: FinishReason::ToolCalls,
         tokens: Some(1000),
         input_tokens: None,
+        output_tokens: None,
         cost: Some(7),
     }
 }

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row};
 use serde_json::{Value, json};
 
 use super::FILE;
+use super::line_usage::LineUsage;
 use crate::engine::message::{self, Message};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{JournalRecord, RecordKind};
@@ -32,6 +33,8 @@ pub struct JournalLine {
     pub effect: Option<String>,
     /// Outcome of the run.
     pub outcome: Option<String>,
+    /// Of an answered call.
+    pub usage: LineUsage,
     /// A short note, such as `Running -> Sleeping` or the kind of a failure.
     pub note: String,
 }
@@ -52,11 +55,12 @@ impl JournalLine {
             tool: None,
             effect: None,
             outcome: None,
+            usage: LineUsage::default(),
             note: String::new(),
         }
     }
 
-    pub(super) fn of(seq: i64, at: Timestamp, record: &JournalRecord) -> Self {
+    pub(super) fn of(seq: i64, at: Timestamp, record: &JournalRecord, usage: LineUsage) -> Self {
         let tool = record.tool.as_ref();
         Self {
             seq,
@@ -69,6 +73,7 @@ impl JournalLine {
             tool: tool.and_then(|tool| tool.tool.clone()),
             effect: tool.and_then(|tool| Some(tool.effect?.as_ref().to_owned())),
             outcome: tool.and_then(|tool| Some(tool.outcome?.as_ref().to_owned())),
+            usage,
             note: record.note.clone(),
         }
     }
@@ -90,6 +95,7 @@ impl JournalLine {
             tool: row.get("tool")?,
             effect: row.get("effect")?,
             outcome: row.get("outcome")?,
+            usage: LineUsage::read(row)?,
             note: row.get("note")?,
         }))
     }
@@ -104,7 +110,8 @@ pub(super) fn after(connection: &Connection, seq: i64, max: usize) -> rusqlite::
         lines: Vec::new(),
     };
     let mut select = connection.prepare_cached(
-        "SELECT seq, at, kind, member, turn, call, run, tool, effect, outcome, note FROM journal
+        "SELECT seq, at, kind, member, turn, call, run, tool, effect, outcome, note,
+         model, input_tokens, output_tokens, cost_micro_usd FROM journal
          WHERE seq > ?1 ORDER BY seq LIMIT ?2",
     )?;
     let mut rows = select.query([seq, i64::try_from(max).unwrap_or(i64::MAX)])?;
@@ -154,6 +161,20 @@ pub(super) fn recent_messages(
     }
     texts.reverse();
     Ok(texts)
+}
+
+/// Returns the messages of a turn of a member, oldest first, also those that have left the live transcript. Skips those that this
+/// version does not know.
+pub(super) fn messages_of_turn(connection: &Connection, (member, turn): (u16, i64)) -> rusqlite::Result<Vec<Message>> {
+    let mut select =
+        connection.prepare_cached("SELECT json FROM messages WHERE turn = ?1 AND member = ?2 ORDER BY id")?;
+    let mut rows = select.query((turn, member))?;
+    let mut messages = Vec::new();
+    while let Some(row) = rows.next()? {
+        let json: String = row.get(0)?;
+        messages.extend(serde_json::from_str::<Message>(&json).ok());
+    }
+    Ok(messages)
 }
 
 /// Returns the call behind a tool run, as JSON with its tool, its arguments, and the text of its answer; truncated to `bytes`. `None`: the call is no longer kept.

@@ -9,6 +9,7 @@ mod error;
 mod export;
 mod goal_steps;
 mod history;
+mod line_usage;
 mod lines;
 mod schema;
 mod sensor_records;
@@ -25,6 +26,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::api::agent::ModelSpec;
 use crate::engine::JournalRecord;
 use crate::engine::machine::EngineSnapshot;
 use crate::engine::message::Message;
@@ -35,6 +37,8 @@ use crate::support::disk::{self, BallastFile, DatabaseError};
 pub use copy::{CopyError, copy};
 pub use error::JournalError;
 pub use export::{ExportError, export, export_bytes};
+use line_usage::AskedModels;
+pub use line_usage::LineUsage;
 pub use lines::{JournalLine, JournalPage, last_lines};
 pub use sensor_records::SensorRecord;
 pub use tasks::{KnownTask, WaitingResponse};
@@ -108,6 +112,8 @@ pub struct Journal {
     newer: Option<String>,
     /// Whether responses to tasks have a receiver.
     sends_responses: bool,
+    /// The models that calls ask; `None`: not known yet.
+    models: Option<AskedModels>,
     /// Identifies this process in what it uploads.
     writer: String,
     /// Held until the journal is dropped; the kernel releases it when the process ends.
@@ -148,6 +154,7 @@ impl Journal {
             file,
             newer: None,
             sends_responses: false,
+            models: None,
             writer: upload::new_writer(),
             _lock: lock,
         };
@@ -246,7 +253,7 @@ impl Journal {
         snapshot: &EngineSnapshot,
         kept: Option<&SensorRecord>,
     ) -> Result<CommittedBatch, JournalError> {
-        let agent = self.agent.clone();
+        let (agent, models) = (self.agent.clone(), self.models.clone());
         let batch = JournalBatch {
             agent: &agent,
             now,
@@ -254,6 +261,7 @@ impl Journal {
             snapshot,
             kept,
             sends_responses: self.sends_responses,
+            models: models.as_ref(),
         };
         let error = match write::write_batch(&mut self.connection, batch) {
             Ok(lines) => {
@@ -300,6 +308,11 @@ impl Journal {
         lines::after(&self.connection, seq, max).map_err(|error| self.sqlite(&error))
     }
 
+    /// Returns the messages of a turn of a member, oldest first.
+    pub fn messages_of_turn(&self, turn: (u16, i64)) -> Result<Vec<Message>, JournalError> {
+        lines::messages_of_turn(&self.connection, turn).map_err(|error| self.sqlite(&error))
+    }
+
     /// Returns the last messages of the model and its tools up to this turn. `max`: their number, and the bytes of
     /// each.
     pub fn recent_messages(&self, turn: i64, max: (usize, usize)) -> Result<Vec<String>, JournalError> {
@@ -330,6 +343,11 @@ impl Journal {
     /// Records that a response was delivered.
     pub fn response_delivered(&self, seq: i64) -> Result<(), JournalError> {
         tasks::delivered(&self.connection, seq).map_err(|error| self.sqlite(&error))
+    }
+
+    /// Names the models that calls ask from now on.
+    pub fn set_models(&mut self, main: &ModelSpec, light: Option<&ModelSpec>) {
+        self.models = Some(AskedModels::of(main, light));
     }
 
     /// Whether responses have a receiver from now on. Without one, those that wait are kept like delivered ones.
@@ -402,6 +420,7 @@ impl Journal {
         }
         if found == 0 {
             self.migrate(found)?;
+            self.add_columns()?;
             self.renew_view();
             return Ok(RestoredJournal::default());
         }
@@ -419,6 +438,7 @@ impl Journal {
         if found < schema::VERSION {
             self.migrate(found)?;
         }
+        self.add_columns()?;
         self.renew_view();
         let mut snapshot: Option<EngineSnapshot> = self.get(SNAPSHOT_KEY)?;
         let in_order = last.as_ref().is_none_or(|last| last.closed);
@@ -436,6 +456,10 @@ impl Journal {
 
     fn migrate(&mut self, found: i64) -> Result<(), JournalError> {
         schema::migrate(&mut self.connection, found).map_err(|error| self.sqlite(&error))
+    }
+
+    fn add_columns(&self) -> Result<(), JournalError> {
+        line_usage::add_columns(&self.connection).map_err(|error| self.sqlite(&error))
     }
 
     /// The loop does not need the view: a full volume must not keep it from starting.

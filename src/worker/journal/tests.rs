@@ -6,6 +6,7 @@ mod deliveries;
 mod full_volume;
 mod goal_steps;
 mod history;
+mod line_usage;
 mod requested_call;
 mod tasks;
 mod turn_lines;

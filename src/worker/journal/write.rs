@@ -9,6 +9,7 @@ use crate::engine::machine::EngineSnapshot;
 use crate::engine::{JournalRecord, RecordKind};
 
 use super::history::HistoryWriter;
+use super::line_usage::{AskedModels, LineUsage};
 use super::sensor_records::{self, SensorRecord};
 use super::tasks;
 use super::{HISTORY_BYTES, HISTORY_TURNS, JOURNAL_LINES, JournalLine, PRUNE_EVERY_TURNS};
@@ -34,6 +35,8 @@ pub(super) struct JournalBatch<'a> {
     pub(super) kept: Option<&'a SensorRecord>,
     /// Whether responses to tasks have a receiver.
     pub(super) sends_responses: bool,
+    /// The models that calls ask.
+    pub(super) models: Option<&'a AskedModels>,
 }
 
 /// Writes one batch, completely or not at all. Returns its [`JournalLine`]s.
@@ -48,6 +51,7 @@ pub(super) fn write_batch(
         snapshot,
         kept,
         sends_responses,
+        models,
     } = batch;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let history = HistoryWriter {
@@ -57,8 +61,9 @@ pub(super) fn write_batch(
     };
     let mut lines = Vec::with_capacity(records.len());
     for record in records {
-        line(&transaction, now, record)?;
-        lines.push(JournalLine::of(transaction.last_insert_rowid(), now, record));
+        let usage = LineUsage::of(record.used, models);
+        line(&transaction, now, record, &usage)?;
+        lines.push(JournalLine::of(transaction.last_insert_rowid(), now, record, usage));
         messages(&transaction, record)?;
         history.write(record)?;
         if let Some(change) = &record.task {
@@ -84,12 +89,18 @@ pub(super) fn put(connection: &Connection, key: &str, value: &str) -> rusqlite::
     Ok(())
 }
 
-fn line(transaction: &Transaction<'_>, now: Timestamp, record: &JournalRecord) -> rusqlite::Result<()> {
+fn line(
+    transaction: &Transaction<'_>,
+    now: Timestamp,
+    record: &JournalRecord,
+    usage: &LineUsage,
+) -> rusqlite::Result<()> {
     let tool = record.tool.as_ref();
     transaction
         .prepare_cached(
-            "INSERT INTO journal (at, kind, turn, call, note, run, tool, effect, key, arguments, outcome, member)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            "INSERT INTO journal (at, kind, turn, call, note, run, tool, effect, key, arguments, outcome, member,
+             model, input_tokens, output_tokens, cost_micro_usd)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
         )?
         .execute(params![
             now.to_string(),
@@ -104,6 +115,10 @@ fn line(transaction: &Transaction<'_>, now: Timestamp, record: &JournalRecord) -
             tool.and_then(|tool| tool.arguments.as_deref()),
             tool.and_then(|tool| tool.outcome).as_ref().map(AsRef::<str>::as_ref),
             record.member,
+            usage.model,
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cost,
         ])?;
     Ok(())
 }

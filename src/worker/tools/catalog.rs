@@ -18,6 +18,7 @@ use crate::engine::tool::{
 };
 use crate::sensor_pipeline::expression::{Expression, ExpressionScope, ExpressionVariables};
 use crate::support::hash::sha256_hex;
+use crate::support::json_schema;
 use crate::support::text::first_bytes;
 
 pub(super) const MAX_TOOLS: usize = 128;
@@ -30,19 +31,72 @@ pub(super) const MAX_DEFINITIONS: usize = 256 * 1024;
 const MAX_DESCRIPTION: usize = 4096;
 /// Maximum size of the schema of a tool's arguments, in bytes of JSON; a tool with a larger one is left out.
 const MAX_SCHEMA: usize = 16 * 1024;
+/// Maximum number of tools that were left out that a log line names.
+const MAX_NAMED: usize = 10;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ToolCatalog {
     pub(super) specs: Vec<ToolSpec>,
     /// The server's own tool names, by the names that models call.
     pub(super) own_names: HashMap<String, String>,
-    /// Number of allowed tools that were left out because they are too many or too large.
-    pub(super) left_out: usize,
+    /// The allowed tools that were left out.
+    pub(super) left_out: Vec<LeftOutTool>,
     /// Names in `only` that the server does not offer.
     pub(super) absent: Vec<String>,
 }
 
+/// A tool that a server lists and that is not offered.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LeftOutTool {
+    /// The name by which models would call it.
+    name: String,
+    why: LeftOutReason,
+}
+
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+enum LeftOutReason {
+    #[error("another tool of the server has this name; rename one at the server")]
+    Repeated,
+    #[error("a server may have {MAX_TOOLS} tools; list the required ones in spec.tools.servers[].only")]
+    TooMany,
+    #[error("its input schema has {0} bytes, and {MAX_SCHEMA} are allowed; shorten it at the server")]
+    SchemaBytes(usize),
+    #[error("its input schema cannot be used: {0}; change it at the server")]
+    Schema(String),
+}
+
 impl ToolCatalog {
+    /// Which tools were left out and why, for the log; `None`: none. Has names and numbers, and nothing of a schema.
+    pub(super) fn left_out_text(&self) -> Option<String> {
+        let named = self.left_out.iter().take(MAX_NAMED);
+        let named: Vec<String> = named
+            .map(|LeftOutTool { name, why }| format!("{name}: {why}"))
+            .collect();
+        let more = self.left_out.len() - named.len();
+        let more = (more > 0).then(|| format!("and {more} more"));
+        let all: Vec<String> = named.into_iter().chain(more).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    fn leave_out(&mut self, name: String, why: LeftOutReason) {
+        self.left_out.push(LeftOutTool { name, why });
+    }
+
+    /// Why a tool with this name and schema is not offered.
+    fn refusal(&self, name: &str, parameters: &Value) -> Option<LeftOutReason> {
+        if self.own_names.contains_key(name) {
+            return Some(LeftOutReason::Repeated);
+        }
+        if self.specs.len() == MAX_TOOLS {
+            return Some(LeftOutReason::TooMany);
+        }
+        let bytes = parameters.to_string().len();
+        if bytes > MAX_SCHEMA {
+            return Some(LeftOutReason::SchemaBytes(bytes));
+        }
+        json_schema::unusable_reason(parameters).map(LeftOutReason::Schema)
+    }
+
     /// Hash of the definition of a tool, by the name that models call.
     pub(super) fn definition(&self, name: &str) -> Option<&str> {
         let spec = self.specs.iter().find(|spec| spec.name == name)?;
@@ -52,20 +106,21 @@ impl ToolCatalog {
     /// Selects the offered tools from a server's list.
     pub(super) fn new(server: &ToolServer, rules: &AccessRules, tools: Vec<Tool>) -> Self {
         let allowed = |tool: &Tool| server.only.is_empty() || server.only.iter().any(|name| *name == *tool.name);
-        let tools: Vec<Tool> = tools.into_iter().filter(allowed).collect();
-        let count = tools.len();
+        let mut catalog = Self::default();
         // Sorts and deduplicates: a server may list a name twice.
-        let by_name: BTreeMap<_, _> = tools.into_iter().map(|tool| (tool.name.to_string(), tool)).collect();
+        let mut by_name: BTreeMap<String, Tool> = BTreeMap::new();
+        for tool in tools.into_iter().filter(allowed) {
+            if let Some(repeated) = by_name.insert(tool.name.to_string(), tool) {
+                catalog.leave_out(name::of(&server.name, &repeated.name), LeftOutReason::Repeated);
+            }
+        }
         let absent = server.only.iter().filter(|name| !by_name.contains_key(*name));
-        let mut catalog = Self {
-            absent: absent.cloned().collect(),
-            ..Self::default()
-        };
+        catalog.absent = absent.cloned().collect();
         for (own, tool) in by_name {
             let name = name::of(&server.name, &own);
             let parameters = Value::Object((*tool.input_schema).clone());
-            let fits = catalog.specs.len() < MAX_TOOLS && parameters.to_string().len() <= MAX_SCHEMA;
-            if !fits || catalog.own_names.contains_key(&name) {
+            if let Some(why) = catalog.refusal(&name, &parameters) {
+                catalog.leave_out(name, why);
                 continue;
             }
             catalog
@@ -74,7 +129,6 @@ impl ToolCatalog {
             catalog.own_names.insert(name, own);
         }
         catalog.specs.sort_by(|one, other| one.name.cmp(&other.name));
-        catalog.left_out = count - catalog.specs.len();
         catalog
     }
 }
@@ -340,7 +394,7 @@ mod tests {
         let list = |names: &[&str]| of_server(&plain, names.iter().map(|name| tool(name, json!({}))).collect());
         let (one, other) = (list(&["b", "a.x", "c"]), list(&["c", "b", "a.x", "b"]));
         assert_eq!(one.specs, other.specs);
-        assert_eq!((one.left_out, other.left_out), (0, 1));
+        assert_eq!((one.left_out.len(), other.left_out.len()), (0, 1));
         assert_eq!(one.own_names[&name::of("s", "a.x")], "a.x");
     }
 
@@ -353,17 +407,78 @@ mod tests {
                 .collect()
         };
         let catalog = of_server(&plain, many(MAX_TOOLS));
-        assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 0));
+        assert_eq!((catalog.specs.len(), catalog.left_out.len()), (MAX_TOOLS, 0));
         let catalog = of_server(&plain, many(MAX_TOOLS + 1));
-        assert_eq!((catalog.specs.len(), catalog.left_out), (MAX_TOOLS, 1));
+        assert_eq!((catalog.specs.len(), catalog.left_out.len()), (MAX_TOOLS, 1));
         let sized = |bytes: usize| {
             let mut tool = tool("t", json!({}));
             let bare = json!({"a": ""}).to_string().len();
             tool.input_schema =
                 std::sync::Arc::new(serde_json::from_value(json!({"a": "x".repeat(bytes - bare)})).unwrap());
-            of_server(&plain, vec![tool]).left_out
+            of_server(&plain, vec![tool]).left_out.len()
         };
         assert_eq!((sized(MAX_SCHEMA), sized(MAX_SCHEMA + 1)), (0, 1));
+    }
+
+    /// A schema with this many levels of JSON.
+    fn nested(levels: usize) -> Value {
+        (1..levels).fold(json!({}), |inner, _| json!({"not": inner}))
+    }
+
+    #[test]
+    fn a_tool_whose_schema_is_beyond_a_bound_is_left_out_with_a_reason_that_names_both_until_it_is_smaller() {
+        let plain = server(json!({}));
+        let pattern = |count: usize| json!({"canary": 1, "allOf": vec![json!({"pattern": "canary"}); count]});
+        let unevaluated = |levels: usize| {
+            (0..levels).fold(
+                json!({"title": "canary"}),
+                |inner, _| json!({"anyOf": [inner], "unevaluatedItems": false}),
+            )
+        };
+        for (at, above, bound) in [
+            (nested(48), nested(49), "48 levels"),
+            (pattern(256), pattern(257), "256 are allowed"),
+            (unevaluated(8), unevaluated(15), "unevaluatedItems"),
+        ] {
+            let of = |schema: Value| {
+                let mut tool = tool("write", json!({}));
+                tool.input_schema = std::sync::Arc::new(serde_json::from_value(schema).unwrap());
+                of_server(&plain, vec![tool])
+            };
+            let (within, beyond) = (of(at), of(above));
+            assert_eq!((within.specs.len(), within.left_out_text()), (1, None), "{bound}");
+            let text = beyond.left_out_text().unwrap();
+            assert_eq!((beyond.specs.len(), beyond.left_out.len()), (0, 1), "{text}");
+            assert!(
+                text.starts_with("s__write: its input schema cannot be used: "),
+                "{text}"
+            );
+            assert!(
+                text.contains(bound) && text.ends_with("change it at the server"),
+                "{text}"
+            );
+            assert!(!text.contains("canary"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_reasons_for_which_tools_are_left_out_are_a_short_text() {
+        let plain = server(json!({}));
+        let tools: Vec<_> = (0..MAX_TOOLS + 12)
+            .map(|number| tool(&format!("t{number:03}"), json!({})))
+            .collect();
+        let text = of_server(&plain, tools).left_out_text().unwrap();
+        assert!(
+            text.starts_with("s__t128: a server may have 128 tools; list the required ones"),
+            "{text}"
+        );
+        assert!(text.ends_with("; and 2 more") && text.len() < 2048, "{text}");
+        let twice = vec![tool("t", json!({})), tool("t", json!({}))];
+        let text = of_server(&plain, twice).left_out_text().unwrap();
+        assert!(
+            text.starts_with("s__t: another tool of the server has this name"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -378,7 +493,10 @@ mod tests {
         };
         let narrow = of_server(&server(json!({"only": ["list", "read", "stat"]})), tools());
         assert_eq!(names(&narrow), ["list", "read"].map(str::to_owned).into());
-        assert_eq!((narrow.left_out, &narrow.absent[..]), (0, &["stat".to_owned()][..]));
+        assert_eq!(
+            (narrow.left_out.len(), &narrow.absent[..]),
+            (0, &["stat".to_owned()][..])
+        );
         let wide = of_server(&server(json!({"only": []})), tools());
         assert_eq!((names(&wide).len(), wide.absent.len()), (3, 0));
     }

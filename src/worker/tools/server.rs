@@ -185,21 +185,30 @@ impl ToolServerClient {
 
     fn offer(&self, tools: Vec<Tool>) {
         let catalog = ToolCatalog::new(&self.spec, &self.access, tools);
+        let mut lacked = false;
         let is_new = self.catalog.send_if_modified(|known| {
             let is_new = known.as_deref() != Some(&catalog);
+            lacked = known.as_ref().is_some_and(|known| !known.left_out.is_empty());
             if is_new {
                 *known = Some(Arc::new(catalog.clone()));
             }
             is_new
         });
-        if is_new && catalog.left_out > 0 {
-            let (offered, left_out) = (catalog.specs.len(), catalog.left_out);
-            tracing::warn!(
+        let (offered, left_out) = (catalog.specs.len(), catalog.left_out.len());
+        match catalog.left_out_text().filter(|_| is_new) {
+            Some(why) => tracing::warn!(
                 server = self.spec.name,
                 offered,
                 left_out,
-                "a tool server offers too many or too large tools; some are left out"
-            );
+                why,
+                "some tools of a server are left out"
+            ),
+            None if is_new && lacked => tracing::info!(
+                server = self.spec.name,
+                offered,
+                "no tool of a server is left out any more"
+            ),
+            None => {}
         }
         if is_new && !catalog.absent.is_empty() {
             let absent = catalog.absent.join(", ");
@@ -382,6 +391,9 @@ async fn wait_for_change(subscription: &mut Option<Subscription>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::tools::ToolsSpec;
+    use crate::telemetry::log_buffer::LogBuffer;
+    use crate::worker::tools::gateway_transport;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -395,6 +407,42 @@ mod tests {
             wait.as_secs()
         };
         (0..reads).map(wait).collect()
+    }
+
+    /// The log of a client that is offered these lists.
+    fn offered(lists: Vec<Vec<Tool>>) -> Vec<String> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let spec = serde_json::from_value(json!({"name": "s", "url": "http://s"})).unwrap();
+        let access = Arc::new(AccessRules::new(&ToolsSpec::default()));
+        let directory = tempfile::tempdir().unwrap();
+        let artifacts = Arc::new(ArtifactStore::open(directory.path()));
+        let http = gateway_transport::client(&directory.path().join("socket")).unwrap();
+        let client = ToolServerClient::new(spec, access, artifacts, http);
+        let buffer = LogBuffer::default();
+        let writer = buffer.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(subscriber, || lists.into_iter().for_each(|tools| client.offer(tools)));
+        buffer.text().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_schema_beyond_a_bound_is_reported_once_and_so_is_its_end() {
+        let list = |levels: usize| {
+            let schema = (1..levels).fold(json!({}), |inner, _| json!({"not": inner}));
+            vec![serde_json::from_value(json!({"name": "write", "inputSchema": schema})).unwrap()]
+        };
+        let log = offered(vec![list(49), list(49), list(48), list(48)]);
+        let [begin, end] = &log[..] else { panic!("{log:?}") };
+        assert!(
+            begin.contains("some tools of a server are left out") && begin.contains("left_out=1"),
+            "{begin}"
+        );
+        assert!(begin.contains("s__write") && begin.contains("48 levels"), "{begin}");
+        assert!(end.contains("no tool of a server is left out any more"), "{end}");
+        assert_eq!(offered(vec![list(48)]), Vec::<String>::new());
     }
 
     #[test]

@@ -249,6 +249,11 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: '7'",
     ),
     (
+        "telemetry.content",
+        &["telemetry.otlp.endpoint=http://c:4318", "telemetry.content=true"],
+        "name: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
+    ),
+    (
         "telemetry.otlp.endpoint",
         &["telemetry.otlp.endpoint=http://collector:4318"],
         "value: http://collector:4318",

@@ -116,6 +116,7 @@ const EVERYTHING: &[&str] = &[
     "history.postgres.caKey=ca.crt",
     "telemetry.otlp.endpoint=http://otel-collector.observability:4318",
     "telemetry.otlp.headersSecretName=otlp",
+    "telemetry.content=true",
     "telemetry.otlp.logs=true",
     "telemetry.otlp.metrics=true",
 ];

@@ -184,6 +184,7 @@ fn a_senseless_value_of_telemetry_is_refused_by_name() {
             "telemetry.otlp.tracesSamplerArg=1.1",
             "/telemetry/otlp/tracesSamplerArg",
         ),
+        ("telemetry.content=some", "/telemetry/content"),
         ("telemetry.otlp.logs=debug", "/telemetry/otlp/logs"),
         ("telemetry.otlp.metrics=push", "/telemetry/otlp/metrics"),
         (

@@ -14,6 +14,9 @@ use super::provider::{ReceivedRequest, ScriptedResponse, Step, send};
 /// Input from no cache and output of each answer here that has usage.
 pub const USED: (i64, i64) = (30, 8);
 
+/// The id of each answer here.
+pub const ANSWER_ID: &str = "answer-1";
+
 /// How answers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -100,7 +103,8 @@ fn completion(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: boo
         .map(|(id, name, arguments)| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
         .collect();
     let message = json!({"role": "assistant", "content": text, "tool_calls": calls});
-    let mut body = json!({"choices": [{"index": 0, "message": message, "finish_reason": reason}]});
+    let choices = json!([{"index": 0, "message": message, "finish_reason": reason}]);
+    let mut body = json!({"id": ANSWER_ID, "choices": choices});
     if usage {
         body["usage"] = chat_usage();
     }
@@ -114,7 +118,7 @@ fn chat_usage() -> Value {
 fn chunks(text: &str, calls: &[(&str, &str, &str)]) -> String {
     let chunk = |delta: Value| {
         let choices = json!([{"index": 0, "delta": delta, "finish_reason": null}]);
-        format!("data: {}\n\n", json!({ "choices": choices }))
+        format!("data: {}\n\n", json!({"id": ANSWER_ID, "choices": choices}))
     };
     let calls = calls.iter().enumerate().map(|(index, (id, name, arguments))| {
         let function = json!({"name": name, "arguments": arguments});
@@ -143,7 +147,9 @@ fn message(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) 
         .map(|(id, name, arguments)| json!({"type": "tool_use", "id": id, "name": name, "input": input(arguments)}));
     let text = (!text.is_empty()).then(|| json!({"type": "text", "text": text}));
     let content: Vec<Value> = text.into_iter().chain(calls).collect();
-    let mut body = json!({"type": "message", "role": "assistant", "content": content, "stop_reason": reason});
+    let mut body = json!({
+        "type": "message", "id": ANSWER_ID, "role": "assistant", "content": content, "stop_reason": reason,
+    });
     if usage {
         body["usage"] = json!({"input_tokens": USED.0, "output_tokens": USED.1});
     }
@@ -155,7 +161,9 @@ fn event(event: &Value) -> String {
 }
 
 fn events(text: &str, calls: &[(&str, &str, &str)], usage: bool) -> String {
-    let mut head = json!({"type": "message", "role": "assistant", "content": [], "stop_reason": null});
+    let mut head = json!({
+        "type": "message", "id": ANSWER_ID, "role": "assistant", "content": [], "stop_reason": null,
+    });
     if usage {
         head["usage"] = json!({"input_tokens": USED.0, "output_tokens": 1});
     }
@@ -186,7 +194,10 @@ fn last_events(reason: &str, usage: bool) -> String {
 }
 
 fn response(text: &str, calls: &[(&str, &str, &str)], reason: &str, usage: bool) -> Value {
-    let mut body = json!({"object": "response", "status": "completed", "error": null, "output": output(text, calls)});
+    let output = output(text, calls);
+    let mut body = json!({
+        "object": "response", "id": ANSWER_ID, "status": "completed", "error": null, "output": output,
+    });
     if reason == "content_filter" {
         body["status"] = "incomplete".into();
         body["incomplete_details"] = json!({ "reason": reason });
@@ -208,7 +219,8 @@ fn output(text: &str, calls: &[(&str, &str, &str)]) -> Vec<Value> {
 
 /// The items of a streamed response. Calls are not complete yet: their last event is not among these.
 fn items(text: &str, calls: &[(&str, &str, &str)]) -> String {
-    let mut all = event(&json!({"type": "response.created", "response": {"status": "in_progress", "output": []}}));
+    let created = json!({"id": ANSWER_ID, "status": "in_progress", "output": []});
+    let mut all = event(&json!({"type": "response.created", "response": created}));
     for (index, item) in output(text, calls).into_iter().enumerate() {
         let (mut begun, mut kind, mut delta) = (item.clone(), "output_text", json!(text));
         if item["type"] == "function_call" {

@@ -14,8 +14,8 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::harness::GatewayHarness;
-use super::loops::{Cell, USED, Way};
-use super::provider::Step;
+use super::loops::{ANSWER_ID, Cell, USED, WAYS, Way};
+use super::provider::{ScriptedResponse, Step};
 use crate::support::clusters;
 use crate::support::otlp::{Collector, Receiver, attribute, is_root};
 
@@ -71,7 +71,10 @@ pub(super) fn worker_log(harness: &GatewayHarness) -> String {
     std::fs::read_to_string(harness.path("worker-log")).unwrap_or_default()
 }
 
-/// A server of one tool, whose result has the canary.
+/// In a Secret with a header of the tool server, which repeats it.
+const TOOL_SECRET: &str = "secret-of-the-tool";
+
+/// A server of one tool, whose result has the canary and the header.
 async fn tool_server() -> SocketAddr {
     async fn answer(Json(request): Json<Value>) -> Result<Json<Value>, StatusCode> {
         let result = match request["method"].as_str().unwrap() {
@@ -80,7 +83,7 @@ async fn tool_server() -> SocketAddr {
                 "serverInfo": {"name": "hub", "version": "1"},
             }),
             "tools/list" => json!({"tools": [{"name": "write", "inputSchema": {"type": "object"}}]}),
-            "tools/call" => json!({"content": [{"type": "text", "text": CANARY}]}),
+            "tools/call" => json!({"content": [{"type": "text", "text": format!("{CANARY} {TOOL_SECRET}")}]}),
             _ if request.get("id").is_none() => return Err(StatusCode::ACCEPTED),
             _ => {
                 let error = json!({"code": -32601, "message": "method not found"});
@@ -105,7 +108,10 @@ async fn traced(collector: u16) -> GatewayHarness {
 pub(super) async fn traced_with(collector: u16, more: &[(&'static str, &str)]) -> GatewayHarness {
     let mut harness = GatewayHarness::new().await;
     let tools = tool_server().await;
-    harness.tools = json!({"servers": [{"name": "hub", "url": format!("http://{tools}/mcp")}]});
+    harness.tools = json!({"servers": [
+        {"name": "hub", "url": format!("http://{tools}/mcp"), "headersSecretRef": {"name": "s"}},
+    ]});
+    harness.write_header("hub", "x-key", TOOL_SECRET);
     harness.environment = vec![
         ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://127.0.0.1:{collector}")),
         ("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{CANARY}")),
@@ -168,6 +174,9 @@ fn check_first_turn(spans: &[Span]) {
         assert_eq!(tokens, USED);
         assert_eq!(attribute(&call.attributes, "gen_ai.provider.name").unwrap(), "openai");
         assert_eq!(attribute(&call.attributes, "server.address").unwrap(), "127.0.0.1");
+        assert_eq!(attribute(&call.attributes, "gen_ai.response.id").unwrap(), ANSWER_ID);
+        assert!(attribute(&call.attributes, "gen_ai.response.finish_reasons").is_some());
+        assert!(number("gen_ai.request.max_tokens") > 0);
     }
     let run = named(spans, "execute_tool hub__write")[0];
     assert_eq!(attribute(&run.attributes, "agentloop.tool.outcome").unwrap(), "Ok");
@@ -177,7 +186,7 @@ fn check_first_turn(spans: &[Span]) {
 pub(super) fn check_canary(receiver: &Receiver, harness: &GatewayHarness) {
     for received in receiver.received() {
         let text = String::from_utf8_lossy(&received.body);
-        assert!(!text.contains(CANARY), "{text}");
+        assert!(!text.contains(CANARY) && !text.contains(TOOL_SECRET), "{text}");
     }
     for text in receiver.others() {
         assert!(!text.contains(CANARY), "{text}");
@@ -223,6 +232,71 @@ async fn a_turn_is_one_trace_also_when_its_worker_is_killed_in_mid_turn() {
     assert!(log.contains(&format!("\"traceId\":\"{id}\"")), "{log}");
 }
 
+/// An attribute with JSON.
+fn json_of(span: &Span, key: &str) -> Value {
+    serde_json::from_str(&attribute(&span.attributes, key).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn with_the_variable_spans_have_texts_also_when_the_worker_is_killed_in_mid_turn() {
+    let receiver = Receiver::start().await;
+    let capture = ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true");
+    let harness = traced_with(receiver.address.port(), &[capture]).await;
+    let worker = WorkerProcess::start(&harness);
+    let run = "execute_tool hub__write";
+    receiver
+        .until("the tool run", |spans| !named(spans, run).is_empty())
+        .await;
+    harness.provider.until_asked(2).await;
+    drop(worker);
+    let _worker = WorkerProcess::start(&harness);
+    harness.provider.release();
+    let spans = receiver.until("two turns", two_turns).await;
+    check_first_turn(&spans);
+    let run = named(&spans, run)[0];
+    assert_eq!(json_of(run, "gen_ai.tool.call.arguments"), json!({"text": CANARY}));
+    let result = attribute(&run.attributes, "gen_ai.tool.call.result").unwrap();
+    assert!(result.contains(&format!("{CANARY} [redacted]")), "{result}");
+    let roots: Vec<_> = spans.iter().filter(|span| is_root(span)).collect();
+    let input = json_of(roots[0], "gen_ai.input.messages");
+    assert_eq!(
+        (&input[0]["role"], &input[0]["parts"][0]["type"]),
+        (&json!("user"), &json!("text"))
+    );
+    let output = json_of(roots[0], "gen_ai.output.messages");
+    let call = &output[0]["parts"][0];
+    assert_eq!(
+        (&call["name"], &call["arguments"]),
+        (&json!("hub__write"), &json!({"text": CANARY}))
+    );
+    let text = json!([{"type": "text", "content": format!("I am {CANARY}.")}]);
+    assert_eq!((&output[1]["parts"], output.as_array().unwrap().len()), (&text, 2));
+    assert!(
+        !json_of(roots[1], "gen_ai.output.messages").to_string().contains(CANARY),
+        "a text is sent once"
+    );
+    let of_texts = ["gen_ai.input.messages", "gen_ai.output.messages"];
+    for call in named(&spans, "chat m") {
+        assert!(of_texts.iter().all(|key| attribute(&call.attributes, key).is_none()));
+    }
+    let sent = receiver.received();
+    let sent = sent
+        .iter()
+        .flat_map(|received| &received.request.resource_spans[0].scope_spans[0].spans);
+    for again in sent.filter(|span| span.span_id == run.span_id) {
+        assert_eq!(again.attributes, run.attributes);
+    }
+    for received in receiver.received() {
+        let text = String::from_utf8_lossy(&received.body);
+        assert!(
+            !text.contains(TOOL_SECRET) && !text.contains(&format!("Be {CANARY}")),
+            "{text}"
+        );
+    }
+    let logs = worker_log(&harness) + &harness.log();
+    assert!(!logs.contains(CANARY) && !logs.contains(TOOL_SECRET), "{logs}");
+}
+
 #[tokio::test]
 async fn a_real_collector_accepts_and_forwards_the_spans() {
     if !clusters::has("otelcol") {
@@ -236,6 +310,88 @@ async fn a_real_collector_accepts_and_forwards_the_spans() {
     let spans = receiver.until("two turns", two_turns).await;
     check_first_turn(&spans);
     check_canary(&receiver, &harness);
+}
+
+/// Variables of a gateway that exports to this receiver at once.
+fn exporting_to(receiver: &Receiver) -> Vec<(&'static str, String)> {
+    vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", receiver.address)),
+        ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
+    ]
+}
+
+/// The spans of this many calls of a loop with these answers, in order.
+async fn calls_of(way: Way, acts: Vec<ScriptedResponse>, count: usize) -> (Cell, Vec<Span>) {
+    let receiver = Receiver::start().await;
+    let cell = Cell::start_with(way, &json!({}), json!({}), acts, exporting_to(&receiver)).await;
+    let all = |spans: &[Span]| named(spans, "chat m").len() == count;
+    let spans = receiver.until("all calls", all).await;
+    let calls = named(&spans, "chat m").into_iter().cloned().collect();
+    (cell, calls)
+}
+
+#[tokio::test]
+async fn a_call_names_its_request_and_its_answer_in_each_api_streamed_or_not() {
+    for way in WAYS {
+        let reasons = match way {
+            Way::OpenAiWhole | Way::OpenAiStreamed => ["length", "tool_calls"],
+            Way::AnthropicWhole | Way::AnthropicStreamed => ["max_tokens", "tool_use"],
+            Way::ResponsesWhole | Way::ResponsesStreamed => ["content_filter", "stop"],
+        };
+        let answer = way.answer("partly", &[], reasons[0], true);
+        let (cell, calls) = calls_of(way, vec![answer, way.sleep()], 2).await;
+        let asked = &cell.harness.provider.seen()[0].body;
+        let asked: Value = serde_json::from_str(asked).unwrap();
+        let limits = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+        let limit = limits.iter().find_map(|name| asked[*name].as_i64()).unwrap();
+        for (call, reason) in calls.iter().zip(reasons) {
+            let of = |key: &str| attribute(&call.attributes, key);
+            assert_eq!(of("gen_ai.request.max_tokens"), Some(limit.to_string()), "{way:?}");
+            let streamed = way.is_streamed().then(|| "true".to_owned());
+            assert_eq!(of("gen_ai.request.stream"), streamed, "{way:?}");
+            assert_eq!(of("gen_ai.response.id").as_deref(), Some(ANSWER_ID), "{way:?}");
+            assert_eq!(of("gen_ai.response.finish_reasons").as_deref(), Some(reason), "{way:?}");
+        }
+        cell.end().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_ended_in_an_error_and_one_that_never_began_has_no_end() {
+    for way in WAYS {
+        // A cut may overtake what was sent before it, so a stream breaks off by what is no event.
+        let end = if way.is_streamed() {
+            Step::Send("data: {\n\n".into())
+        } else {
+            Step::Cut
+        };
+        let acts = vec![way.half("{", end), way.sleep()];
+        let (cell, calls) = calls_of(way, acts, 2).await;
+        let of = |key: &str| attribute(&calls[0].attributes, key);
+        assert!(of("error.type").is_some(), "{way:?}");
+        let (id, reason) = (of("gen_ai.response.id"), of("gen_ai.response.finish_reasons"));
+        let began = way.is_streamed().then_some((ANSWER_ID, "error"));
+        assert_eq!(id.as_deref().zip(reason.as_deref()), began, "{way:?}");
+        cell.end().await;
+    }
+}
+
+#[tokio::test]
+async fn no_text_of_a_server_is_exported_as_an_id_or_a_reason() {
+    let way = Way::OpenAiWhole;
+    let message = json!({"role": "assistant", "content": "hi"});
+    let odd = json!({
+        "id": format!("a {CANARY} of many words"),
+        "choices": [{"index": 0, "message": message, "finish_reason": format!("because_{CANARY}")}],
+        "usage": {"prompt_tokens": USED.0, "completion_tokens": USED.1},
+    });
+    let odd = ScriptedResponse::json(200, &odd.to_string());
+    let (cell, calls) = calls_of(way, vec![odd, way.sleep()], 2).await;
+    let of = |key: &str| attribute(&calls[0].attributes, key);
+    assert_eq!(of("gen_ai.response.id"), None);
+    assert_eq!(of("gen_ai.response.finish_reasons").as_deref(), Some("other"));
+    assert!(!format!("{:?}", calls[0]).contains(CANARY));
+    cell.end().await;
 }
 
 #[tokio::test]

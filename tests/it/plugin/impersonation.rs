@@ -152,6 +152,7 @@ async fn what_the_controller_would_receive_from_the_user_of_the_kubeconfig_is_re
         "logs helper",
         "events helper -f",
         "history helper",
+        "cost --by model --since 1h",
         "run helper -p x",
         "chat helper",
     ] {

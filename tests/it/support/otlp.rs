@@ -217,9 +217,15 @@ pub fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
     match found.value.as_ref()?.value.as_ref()? {
         Value::StringValue(text) => Some(text.clone()),
         Value::IntValue(number) => Some(number.to_string()),
-        other @ (Value::BoolValue(_)
-        | Value::DoubleValue(_)
-        | Value::ArrayValue(_)
+        Value::BoolValue(value) => Some(value.to_string()),
+        Value::ArrayValue(list) => {
+            let texts = list.values.iter().map(|value| match &value.value {
+                Some(Value::StringValue(text)) => text.as_str(),
+                other => panic!("{other:?}"),
+            });
+            Some(texts.collect::<Vec<_>>().join(","))
+        }
+        other @ (Value::DoubleValue(_)
         | Value::KvlistValue(_)
         | Value::BytesValue(_)
         | Value::StringValueStrindex(_)) => panic!("{other:?}"),

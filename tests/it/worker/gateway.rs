@@ -261,6 +261,7 @@ async fn session(State(shared): State<Arc<Shared>>) -> Json<WorkerSession> {
         epoch: shared.epoch.load(Ordering::Relaxed),
         known: LoopTotals::default(),
         traces: false,
+        content: false,
         logs: false,
     })
 }

@@ -35,6 +35,7 @@ pub(super) fn answered(
         used: Some(RecordedUsage {
             purpose,
             tokens,
+            input_and_output: None,
             cost: None,
         }),
         ..record(RecordKind::CallAnswered, call.turn, messages)
