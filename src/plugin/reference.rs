@@ -81,7 +81,7 @@ client certificate, such as that of an administrator of kind or kubeadm, has non
 `--as`, `--as-group` and `--as-uid` are [those of kubectl](https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation):
 requests to the API server are made as that user, and `approve` writes that user's name. Your own user needs the verb `impersonate`. They are
 in the place of `as`, `as-groups` and `as-uid` in the kubeconfig. The controller knows users by their tokens, which cannot carry an
-impersonation. Therefore these commands are refused with `--as`, except with `--service-account`. The
+impersonation. Therefore commands that reach the controller are refused with `--as`, except with `--service-account`. The
 impersonated user then opens the port-forward and requests the token, and the controller receives the request from the ServiceAccount.
 
 ## Pause, stop, delete
@@ -172,8 +172,8 @@ them, those in the controller's namespace. Agents without such a budget are name
 
 AgentBudgets do not record models. `cost --by model --since` therefore reads the [events](events.md#list-of-events) of the loops, from the newest one back to
 that time, of one Agent after the other. It counts each answered call with the model that was asked, as of its time. An attempt that failed has no usage in
-the events: the status counts it. Agents whose events do not say all of it are not in the sums, and are named below the table with the reason: no pod
-runs, you may not `get` `agents/events`, the journal (50,000 lines) begins later, or calls were made by a version that did not record their usage.
+the events: the status counts it. Agents whose events do not say all of it are not in the sums. They are named below the table with the
+reason: no pod runs, you may not `get` `agents/events`, the journal (50,000 lines) begins later, or an earlier version made calls.
 
 ## Usage of turns
 
