@@ -18,13 +18,14 @@ logs=$ROOT/target/test-logs
 PLANE_RUN=/var/tmp/agentloop-test-plane
 NODE_RUN=/var/tmp/agentloop-test-node
 export INSTA_UPDATE=no   # a changed snapshot fails instead of being written
-took=() failed=0 tools_pid=
+took=() failed=0 tools_pid='' image_pid=''
 
 plane_do() { RUN=$PLANE_RUN API_PORT=7443 ETCD_PORT=7379 KCM_PORT=17257 SCHED_PORT=17259 "$devcluster/$1.sh" "${@:2}"; }
 node_do() { RUN=$NODE_RUN "$devcluster/$1.sh" "${@:2}"; }
 
 stop() {
   [ -z "$tools_pid" ] || kill -- "-$tools_pid" 2>/dev/null || true
+  [ -z "$image_pid" ] || kill -- "-$image_pid" 2>/dev/null || true
   plane_do down
   node_do down
 }
@@ -52,7 +53,15 @@ build() {
   tools_pid=$!
   cargo fetch --locked   # a test reads the metadata of all platforms offline
   cargo test --locked --no-run
-  [ -z "$node" ] || "$ROOT/hack/image.sh"
+  if [ "$what" = all ]; then
+    # Beside the tests on the control plane, in the time that they wait. In this session, whose tests go first by their priority.
+    set -m
+    nice -n 19 "$ROOT/hack/image.sh" >"$logs/image.log" 2>&1 &
+    image_pid=$!
+    set +m
+  elif [ -n "$node" ]; then
+    "$ROOT/hack/image.sh"
+  fi
   [ -z "$previous" ] || "$ROOT/hack/previous.sh" ${from:+"$from"}
   wait "$tools_pid" || { cat "$logs/tools.log" >&2; die "the cluster tools could not be built"; }
   tools_pid=
@@ -61,7 +70,8 @@ build() {
 plane_tests() {
   phase "Control plane up" plane_do up --no-node
   tests "Tests on the control plane" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
-    AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --no-fail-fast --lib --bins --test it -- --skip e2e::
+    AGENTLOOP_TEST_KUBECONFIG=$PLANE_RUN/admin.kubeconfig cargo test --locked --no-fail-fast --lib --bins --test it -- --skip e2e:: \
+    --test-threads=$(($(nproc) * 2))   # many wait more than they compute
   tests "Toolbox" env AGENTLOOP_REQUIRE_CLUSTERS=1 \
     AGENTLOOP_TEST_BINARY="${CARGO_TARGET_DIR:-$ROOT/target}/debug/agentloop" cargo test --locked --test toolbox
   tests "A minute without the database of the history" cargo test --locked --test it -- --ignored history::
@@ -69,6 +79,10 @@ plane_tests() {
   phase "Control plane down" plane_do down
 }
 
+image_built() {
+  wait "$image_pid" || { cat "$logs/image.log" >&2; die "the image could not be built"; }
+  image_pid=
+}
 node_up() {
   node_do up
   node_do load-image "$IMAGE" "$IMAGE_DIR/agentloop.tar"
@@ -129,6 +143,7 @@ phase "Build" build
 if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
 if [ "$what" = soak ]; then simulate; fi
 if [ -n "$node" ]; then
+  [ -z "$image_pid" ] || phase "Image" image_built
   phase "Node up" node_up
   [ -z "$previous" ] || upgrade_tests
   case $what in soak) soak ;; all | node) node_tests ;; esac
