@@ -16,6 +16,7 @@ mod in_flight;
 mod link_state;
 mod mcp_proxy;
 mod model_field;
+mod raw_object;
 mod redaction;
 mod request;
 mod requested_tasks;

@@ -14,15 +14,14 @@
 //! for images that the spec allows, server-side tools, and a request that is too long for `spec.model.contextTokens`.
 
 use std::borrow::Cow;
-use std::fmt;
 
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::images::{self, ImageCount};
 use super::model_field::ModelField;
+use super::raw_object::RawObject;
 use crate::api::agent::{ImageInput, ModelSpec, ToolCalling};
 use crate::api::extra::{OWN_FIELDS, REFUSED_FIELDS};
 use crate::provider::WireFormat;
@@ -125,10 +124,6 @@ impl RequestError {
         }
     }
 }
-
-/// A JSON object whose values are kept as written.
-#[derive(Debug)]
-struct RawObject(Vec<(String, Box<RawValue>)>);
 
 /// A part of what a request shows the model, as bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -545,11 +540,6 @@ fn force(fields: &mut Vec<(String, Box<RawValue>)>, forced: ForcedField) -> Resu
 }
 
 impl RawObject {
-    fn get(&self, name: &str) -> Option<&RawValue> {
-        let found = self.0.iter().find(|(field, _)| field == name);
-        found.map(|(_, value)| &**value)
-    }
-
     /// Its `type`; empty if it has none.
     fn kind(&self, of: &'static str) -> Result<String, RequestError> {
         self.get("type").map_or(Ok(String::new()), |kind| read(kind, of))
@@ -570,38 +560,6 @@ impl RawObject {
             };
             Err(RequestError::Unknown(name.to_owned()))
         })
-    }
-}
-
-impl<'de> Deserialize<'de> for RawObject {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct RawObjectVisitor;
-        impl<'de> Visitor<'de> for RawObjectVisitor {
-            type Value = RawObject;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
-                let mut fields: Vec<(String, Box<RawValue>)> = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, _>()? {
-                    // A server might read another one of the duplicates than is checked here.
-                    if fields.iter().any(|(field, _)| *field == name) {
-                        return Err(serde::de::Error::custom("duplicate field"));
-                    }
-                    fields.push((name, value));
-                }
-                Ok(RawObject(fields))
-            }
-        }
-        deserializer.deserialize_map(RawObjectVisitor)
-    }
-}
-
-impl Serialize for RawObject {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 

@@ -1,3 +1,5 @@
+//! Texts of turns and tool runs in spans: which, how long, and the same after a restart.
+
 use jiff::Timestamp;
 use opentelemetry_proto::tonic::common::v1::any_value;
 use pretty_assertions::assert_eq;
@@ -57,10 +59,11 @@ fn root() -> (JournalLine, Span) {
 
 fn text_of(span: &Span, key: &str) -> Option<String> {
     let found = span.attributes.iter().find(|pair| pair.key == key)?;
-    match found.value.as_ref()?.value.as_ref()? {
-        any_value::Value::StringValue(text) => Some(text.clone()),
-        other => panic!("{other:?}"),
-    }
+    let value = found.value.as_ref()?.value.as_ref()?;
+    let any_value::Value::StringValue(text) = value else {
+        panic!("{value:?}")
+    };
+    Some(text.clone())
 }
 
 fn json_of(span: &Span, key: &str) -> Value {

@@ -230,6 +230,7 @@ fn answer(purpose: CallPurpose) -> ModelAnswer {
         finish: FinishReason::ToolCalls,
         tokens: Some(900),
         input_tokens: None,
+        output_tokens: None,
         cost: None,
     }
 }

@@ -146,6 +146,7 @@ pub async fn session() -> Json<WorkerSession> {
         known,
         traces: false,
         logs: false,
+        content: false,
     })
 }
 

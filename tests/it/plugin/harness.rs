@@ -9,7 +9,6 @@ use agentloop::plugin::link::{LinkRoute, UserToken};
 use agentloop::plugin::{ExitStatus, PluginArgs, PluginSession, Screen, commands};
 use axum::http::{Method, Request, Response};
 use clap::FromArgMatches;
-use jiff::Timestamp;
 use kube::Config;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -19,6 +18,8 @@ use crate::support::agents::agent;
 use crate::support::api_server::ApiServer;
 
 pub const NOW: &str = "2026-11-22T14:00:00Z";
+/// When the objects of the server are created.
+const CREATED: &str = "2026-11-01T00:00:00Z";
 const AGENTS: &str = "agentloop.dev/agents";
 const BUDGETS: &str = "agentloop.dev/agentbudgets";
 /// The token of the kubeconfig.
@@ -59,7 +60,7 @@ impl PluginHarness {
 
     fn of(link: &str, rules: Option<RoleRules>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let server = ApiServer::new(Arc::new(Timestamp::now));
+        let server = ApiServer::new(Arc::new(|| CREATED.parse().unwrap()));
         let (interference, refusal) = (Arc::default(), Arc::default());
         Self {
             client: client(&server, Arc::clone(&interference), Arc::clone(&refusal), rules),

@@ -61,9 +61,6 @@ async fn logs_that_follow_show_usage_with_the_end_of_a_turn_and_read_no_status_f
 async fn cost(answers: Vec<Answer>, more: &str) -> (CommandOutput, Vec<String>) {
     let fake = FakeController::start(answers).await;
     fake.harness.put_agent("helper", &json!({"usage": {"calls": 9}}));
-    let mut agent = fake.harness.agent("helper");
-    agent["metadata"]["creationTimestamp"] = json!("2026-11-01T00:00:00Z");
-    fake.harness.server.put("agentloop.dev/agents", agent);
     let done = fake.harness.run(&format!("cost --by model --since 1h {more}")).await;
     (done, fake.controller.lines())
 }
