@@ -266,6 +266,7 @@ fn answer() -> ModelAnswer {
         finish: FinishReason::ToolCalls,
         tokens: Some(900),
         input_tokens: None,
+        output_tokens: None,
         cost: None,
     }
 }

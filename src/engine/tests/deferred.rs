@@ -47,7 +47,7 @@ fn the_loop_continues_and_the_result_of_a_deferred_call_reports_that_it_waits() 
         (vec![], vec!["e1-t1c1r1".into()])
     );
     assert!(
-        is_deferred_result(&driver.result()) && driver.result().contains("waiting for an approval"),
+        is_deferred_result(driver.result()) && driver.result().contains("waiting for an approval"),
         "{}",
         driver.result()
     );
