@@ -148,15 +148,19 @@ async fn add_events(
     while let Some(event) = reader.next(screen).await? {
         // Lines of a later version are left out, so the last event may be beyond.
         if event.seq > to {
-            break;
+            return Ok(());
         }
         // Another journal begins again.
         if event.seq <= last {
             calls.interrupt();
-            break;
+            return Ok(());
         }
         last = event.seq;
         calls.add(&event);
+    }
+    // A pod that stops sending ends the events too.
+    if last < to {
+        calls.break_off();
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub enum UsageGap {
     /// Events that do not belong to one journal.
     #[error("its events changed while they were read")]
     OtherJournal,
-    /// More events than a journal has, or one without a time.
+    /// More events than a journal has, one without a time, or fewer than there are.
     #[error("its events cannot be read")]
     Unreadable,
 }
@@ -89,6 +89,11 @@ impl CallsSince {
     /// The events are not those of one journal.
     pub fn interrupt(&mut self) {
         self.gap = Some(UsageGap::OtherJournal);
+    }
+
+    /// Events are missing, since the pod did not send them in time.
+    pub fn break_off(&mut self) {
+        self.gap = Some(UsageGap::Unreadable);
     }
 
     /// Whether earlier events change nothing.

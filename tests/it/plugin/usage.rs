@@ -137,6 +137,14 @@ async fn agents_whose_events_do_not_say_what_they_used_are_named() {
             ],
             "changed while they were read",
         ),
+        // The pod sends two of three events, and then nothing.
+        (
+            vec![
+                start(3),
+                OpenStream(vec![answered(1, BEFORE, "large"), answered(2, SINCE, "large")]),
+            ],
+            "cannot be read",
+        ),
     ];
     for (answers, why) in cases {
         let (done, _) = cost(answers, "-o json").await;
