@@ -122,8 +122,9 @@ pub struct LimitAmounts {
     pub cost: Option<i64>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
-pub(crate) fn is_zero(value: &i64) -> bool {
+/// Whether a field of messages and statuses is left out.
+#[must_use]
+pub fn is_zero(value: &i64) -> bool {
     *value == 0
 }
 

@@ -517,8 +517,8 @@ mod tests {
         assert_eq!(readings.accept_page(&mut page(0, 1), Instant::now()), PageOutcome::Over);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn of_all_pages_that_a_pod_sends_to_a_slow_reader_one_waits() {
+    /// Sessions that expect a pod of an Agent.
+    fn with_pod() -> (PodSessions, NamespacedName, LivePod) {
         let (loops, _changed) = PodSessions::new();
         let agent = NamespacedName::new("ns", "a");
         let pod = LivePod {
@@ -531,6 +531,12 @@ mod tests {
             LoopTotals::default(),
             Directives::default(),
         );
+        (loops, agent, pod)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_all_pages_that_a_pod_sends_to_a_slow_reader_one_waits() {
+        let (loops, agent, pod) = with_pod();
         let (reading, mut pages) = loops.open_subscription(&agent, EventSubscription::default()).unwrap();
         let clock: WallClock = Arc::new(|| Timestamp::UNIX_EPOCH);
         let send = |after| {
@@ -599,19 +605,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_page_that_is_too_long_is_accepted_in_parts_and_keeps_its_room_until_the_reader_has_all_of_it() {
-        let (loops, _changed) = PodSessions::new();
+        let (loops, agent, pod) = with_pod();
         let loops = Arc::new(loops);
-        let agent = NamespacedName::new("ns", "a");
-        let pod = LivePod {
-            uid: "p".into(),
-            epoch: 1,
-        };
-        loops.expect_pod(
-            (&agent, "uid"),
-            pod.clone(),
-            LoopTotals::default(),
-            Directives::default(),
-        );
         let clock: WallClock = Arc::new(|| Timestamp::UNIX_EPOCH);
         let send = async |reading, after| {
             // Two of its lines are a page.

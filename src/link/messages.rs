@@ -17,7 +17,7 @@ use super::durations::{CallDurations, LoopDurations, MAX_MODELS};
 use super::lease_bounds::{READ_ACCOUNTS, READ_STATEMENTS};
 use super::sensor_messages::{SensorReport, SensorTerms};
 use agentloop_api::{
-    amount::{Amount, LimitAmounts},
+    amount::{Amount, LimitAmounts, is_zero},
     condition::LoopSign,
     failure::{CallFailure, FailureKind},
     first_elements::first_elements,
@@ -408,11 +408,6 @@ pub struct BudgetReport {
     /// earlier state. Each was closed and the rest of it counted as used.
     #[serde(skip_serializing_if = "is_zero")]
     pub lost_leases: i64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
-fn is_zero(value: &i64) -> bool {
-    *value == 0
 }
 
 /// Request statistics that do not depend on the worker. They start over with each new value of [`Directives::resume`],

@@ -38,6 +38,11 @@ pub(super) fn count(value: &Value) -> Option<i64> {
     value.as_i64().filter(|count| (0..=MAX_TOKENS).contains(count))
 }
 
+/// Output tokens as they are billed, with reasoning.
+pub(super) fn billed_output(bill: CallBill) -> Option<u64> {
+    u64::try_from(bill.output).ok()
+}
+
 /// A detail in a nested object; 0 if absent.
 pub(super) fn detail(usage: &Value, group: &str, name: &str) -> Option<i64> {
     or(usage.get(group).and_then(|group| group.get(name)), 0)

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::event_usage::AnsweredCalls;
 use super::figures::duration;
 use super::table::TextTable;
+use crate::api::amount::is_zero;
 use crate::link::event_names;
 use crate::link::events::EventLine;
 
@@ -53,11 +54,6 @@ pub struct TurnRow {
     pub end: &'static str,
     /// The yield, or the kind of the failure.
     pub note: String,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(count: &i64) -> bool {
-    *count == 0
 }
 
 /// The turns that these events are of, oldest first, at most `max` of the newest.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::usage::{count, detail, has_unpriced, or};
+use crate::usage::{billed_output, count, detail, has_unpriced, or};
 use agentloop_ledger::bound::CallBill;
 
 /// The usage of an Anthropic message: `input_tokens` excludes cache reads and writes. A cache write without a stated
@@ -43,7 +43,7 @@ pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
 
 /// The output tokens of a usage report, as they are billed.
 pub(super) fn output_tokens(usage: &Value) -> Option<u64> {
-    bill(usage).and_then(|bill| u64::try_from(bill.output).ok())
+    bill(usage).and_then(billed_output)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::openai_usage::UsageNames;
-use crate::usage::{detail, or};
+use crate::usage::{billed_output, detail, or};
 use agentloop_ledger::bound::CallBill;
 
 const NAMES: UsageNames = UsageNames {
@@ -35,7 +35,7 @@ pub(super) fn input_tokens(usage: &Value) -> Option<u64> {
 
 /// The output tokens of a usage report, as they are billed.
 pub(super) fn output_tokens(usage: &Value) -> Option<u64> {
-    bill(usage).and_then(|bill| u64::try_from(bill.output).ok())
+    bill(usage).and_then(billed_output)
 }
 
 #[cfg(test)]
