@@ -80,7 +80,8 @@ plane_tests() {
 }
 
 image_built() {
-  wait "$image_pid" || { cat "$logs/image.log" >&2; die "the image could not be built"; }
+  # Without it the tests on the node cannot run. What the others found is still said.
+  wait "$image_pid" || { tail -n 50 "$logs/image.log" >&2; failed=1 node=''; say "The image could not be built"; }
   image_pid=
 }
 node_up() {
@@ -142,8 +143,8 @@ phase "Packages" "$ROOT/hack/packages.sh" build plane test database browser docs
 phase "Build" build
 if [ "$what" = all ] || [ "$what" = plane ]; then plane_tests; fi
 if [ "$what" = soak ]; then simulate; fi
+[ -z "$image_pid" ] || phase "Image" image_built
 if [ -n "$node" ]; then
-  [ -z "$image_pid" ] || phase "Image" image_built
   phase "Node up" node_up
   [ -z "$previous" ] || upgrade_tests
   case $what in soak) soak ;; all | node) node_tests ;; esac
@@ -160,5 +161,8 @@ grep -h '^test result:\|^    [a-z_:0-9]*$\|could not compile' "$logs"/*.log | gr
 [ $failed = 0 ] && exit
 # Last, since whoever keeps only the end of the output needs it most. Each log lists its failures after `failures:`.
 say "Failures"
-awk '/^failures:$/ { after = 1 } after' "$logs"/*.log | grep -A 15 'panicked at' | cut -c 1-1000 | tail -n 100 || true
+awk '/^failures:$/ { after = 1 }
+  after && / panicked at / { print ""; lines = 15 }
+  /^stack backtrace:|^note: / { lines = 0 }
+  lines-- > 0' "$logs"/*.log | cut -c 1-1000 | tail -n 100
 die "tests failed; whole logs in $logs"

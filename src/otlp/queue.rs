@@ -41,6 +41,9 @@ pub(crate) trait QueuedRecord {
 
 /// Memory of what waits in one queue. With records of the usual size, their number is the bound.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
+/// Size of a batch of more than one entry. Receivers bound a message: a collector takes 20 MiB over HTTP unless it is told
+/// otherwise, and what stands behind it takes 4 MiB over gRPC.
+const MAX_BATCH_BYTES: usize = 3 * 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct DropQueue<T> {
@@ -116,21 +119,31 @@ impl<T: QueuedRecord> DropQueue<T> {
         entries.bytes = 0;
     }
 
-    fn take(&self, max: usize, batch: &mut Vec<T>) {
+    /// Moves entries into a batch of `bytes` bytes. Returns whether it is full.
+    fn fill(&self, max: usize, batch: &mut Vec<T>, bytes: &mut usize) -> bool {
         let mut entries = self.entries();
-        let count = entries.waiting.len().min(max - batch.len());
-        batch.extend((0..count).filter_map(|_| entries.pop()));
+        while batch.len() < max {
+            let Some((next, _)) = entries.waiting.front() else {
+                return false;
+            };
+            if !batch.is_empty() && bytes.saturating_add(*next) > MAX_BATCH_BYTES {
+                return true;
+            }
+            *bytes += next;
+            batch.extend(entries.pop());
+        }
+        true
     }
 
     /// Waits for entries until a batch is full, its first one has waited for `delay`, or `closing`. `None`: closing, and
     /// the queue is empty.
     pub(crate) async fn next_batch(&self, max: usize, delay: Duration, closing: &CancellationToken) -> Option<Vec<T>> {
-        let mut batch = Vec::new();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
         let mut deadline = None;
         loop {
-            self.take(max, &mut batch);
+            let is_full = self.fill(max, &mut batch, &mut bytes);
             let is_due = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if batch.len() >= max || is_due || closing.is_cancelled() {
+            if is_full || is_due || closing.is_cancelled() {
                 return Some(batch).filter(|batch| !batch.is_empty());
             }
             if deadline.is_none() && !batch.is_empty() {
@@ -177,8 +190,10 @@ mod tests {
         queue.push(vec![1]);
         assert_eq!(queue.dropped.get(), 1);
         let closing = CancellationToken::new();
-        let batch = queue.next_batch(4, HOUR, &closing).await.unwrap();
-        assert_eq!(batch[3], [1]);
+        for expected in [MAX_BYTES / 4, MAX_BYTES / 4, MAX_BYTES / 4, 1] {
+            let batch = queue.next_batch(1, HOUR, &closing).await.unwrap();
+            assert_eq!(batch[0].len(), expected);
+        }
         (0..4).for_each(|_| queue.push(vec![0; MAX_BYTES / 4]));
         assert_eq!(queue.dropped.get(), 1);
     }
@@ -203,6 +218,21 @@ mod tests {
         let started = Instant::now();
         assert_eq!(queue.next_batch(2, HOUR, &closing).await, Some(vec![3]));
         assert_eq!(started.elapsed(), HOUR);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_ends_at_its_size_and_holds_at_least_one_entry() {
+        let queue = DropQueue::new(9);
+        let closing = CancellationToken::new();
+        let (half, large) = (MAX_BATCH_BYTES / 2, MAX_BATCH_BYTES + 1);
+        [half, half, 1, large, half].map(|bytes| queue.push(vec![0_u8; bytes]));
+        for expected in [vec![half, half], vec![1], vec![large], vec![half]] {
+            let started = Instant::now();
+            let batch = queue.next_batch(9, HOUR, &closing).await.unwrap();
+            assert_eq!(batch.iter().map(Vec::len).collect::<Vec<_>>(), expected);
+            let is_last = expected == [half];
+            assert_eq!(started.elapsed(), if is_last { HOUR } else { Duration::ZERO });
+        }
     }
 
     #[tokio::test]

@@ -63,13 +63,17 @@ impl LoopSpans {
     }
 
     /// Continues where an earlier process ended. `open`: the lines of the open turn, whose spans were sent before;
-    /// `unlogged_lines`: those of the last batch of a killed process, whose spans may not have been.
+    /// `unlogged_lines`: those of the last batch of a killed process, whose spans may not have been. With texts, spans of
+    /// earlier lines may have waited for a result in that batch, so they are sent again.
     #[must_use]
     pub fn resume(mut self, (open, unlogged_lines): (&[JournalLine], &[JournalLine]), journal: &Journal) -> Self {
         let first = unlogged_lines.first().map_or(i64::MAX, |line| line.seq);
         let sent = open.iter().filter(|line| line.seq < first);
         if let Some(parts) = &mut self.0 {
-            drop(parts.spans_of(sent, journal));
+            let complete = parts.spans_of(sent, journal);
+            if parts.texts.is_some() && !unlogged_lines.is_empty() {
+                parts.send(complete);
+            }
         }
         self.observe(unlogged_lines, journal);
         self
@@ -78,11 +82,8 @@ impl LoopSpans {
     /// Takes lines that were committed to this journal.
     pub fn observe(&mut self, lines: &[JournalLine], journal: &Journal) {
         let Some(parts) = &mut self.0 else { return };
-        for span in parts.spans_of(lines, journal) {
-            if parts.queue.try_send(span).is_err() {
-                parts.dropped.add(1);
-            }
-        }
+        let complete = parts.spans_of(lines, journal);
+        parts.send(complete);
     }
 
     /// Waits until the gateway has taken what is queued, for at most [`SHUTDOWN_SPANS_TIMEOUT`].
@@ -112,6 +113,14 @@ impl LoopSpans {
 }
 
 impl SpanParts {
+    fn send(&self, complete: Vec<Span>) {
+        for span in complete {
+            if self.queue.try_send(span).is_err() {
+                self.dropped.add(1);
+            }
+        }
+    }
+
     /// The spans that are complete with these lines.
     fn spans_of<'a>(&mut self, lines: impl IntoIterator<Item = &'a JournalLine>, journal: &Journal) -> Vec<Span> {
         let mut complete = Vec::new();
@@ -268,15 +277,20 @@ mod tests {
         ];
         let dir = tempfile::tempdir().unwrap();
         let journal = journal(dir.path());
-        let queued = |unlogged_lines: &[JournalLine]| {
-            let spans = LoopSpans::start(&gateway(), agent()).resume((&open, unlogged_lines), &journal);
+        let queued = |spans: LoopSpans, unlogged_lines: &[JournalLine]| {
+            let spans = spans.resume((&open, unlogged_lines), &journal);
             let parts = spans.0.unwrap();
             parts.task.abort();
             QUEUE - parts.queue.capacity()
         };
-        assert_eq!(queued(&[]), 0);
-        assert_eq!(queued(&open[3..]), 1);
-        assert_eq!(queued(&open[2..]), 2);
+        let bare = || LoopSpans::start(&gateway(), agent());
+        assert_eq!(queued(bare(), &[]), 0);
+        assert_eq!(queued(bare(), &open[3..]), 1);
+        assert_eq!(queued(bare(), &open[2..]), 2);
+        // The run's span may have waited for the result that the last batch has.
+        let with_texts = || LoopSpans::start_with_texts(&gateway(), agent());
+        assert_eq!(queued(with_texts(), &[]), 0);
+        assert_eq!(queued(with_texts(), &open[3..]), 2);
     }
 
     #[tokio::test]

@@ -1,7 +1,7 @@
 //! Twenty Agents on one budget while the leader, workers and gateways are killed: the server's own sum never passes the
 //! limit in any window.
 //!
-//! `AGENTLOOP_E2E_CHAOS_SECONDS` says for how long (40).
+//! `AGENTLOOP_E2E_CHAOS_SECONDS` says for how long (60).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -18,8 +18,9 @@ use crate::support::kubectl::Kubectl;
 
 const COUNT: usize = 20;
 /// Length of the rolling window in seconds.
-const WINDOW: f64 = 20.0;
-/// What the Agents may use in one window. They could use more.
+const WINDOW: f64 = 40.0;
+/// What the Agents may use in one window. They could use more, also on a machine that makes 20 calls a second while it is
+/// busy with other tests: a window that is too short for that never fills.
 const LIMIT: i64 = 5_000_000;
 /// How many worst-case calls fit into the limit at least, so that the part that is reserved and not billed stays small.
 const RATIO: i64 = 200;
@@ -36,13 +37,13 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
         return;
     };
     let seconds = std::env::var("AGENTLOOP_E2E_CHAOS_SECONDS").ok();
-    let seconds: u64 = seconds.map_or(40, |text| {
+    let seconds: u64 = seconds.map_or(60, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
     let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
-    let window = json!({"rolling": {"seconds": 20}});
+    let window = json!({"rolling": {"seconds": 40}});
     let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
     namespace.kubectl.apply(&manifest("all", &spec));
     // Long answers, as far as half of the window goes, and a short history: what a call may cost and what it does cost are
@@ -316,16 +317,16 @@ fn the_window_check_rejects_an_overspent_window() {
 fn a_check_after_the_fact_misses_calls_in_flight() {
     let calls = vec![bill(0.0, 1.0), bill(3.0, 4.0)];
     let begins = |agents: &[Vec<Bill>], limit| {
-        let made = afterwards(agents, limit, 25.0);
+        let made = afterwards(agents, limit, 45.0);
         made.iter().map(|bill| bill.at).collect::<Vec<_>>()
     };
     // 5 tokens each second, and two of pause between; the third would begin when 10 are finished.
-    assert_eq!(begins(std::slice::from_ref(&calls), 10), [0.0, 3.0, 21.0, 24.0]);
-    assert_eq!(begins(std::slice::from_ref(&calls), 11), [0.0, 3.0, 6.0, 21.0, 24.0]);
+    assert_eq!(begins(std::slice::from_ref(&calls), 10), [0.0, 3.0, 41.0, 44.0]);
+    assert_eq!(begins(std::slice::from_ref(&calls), 11), [0.0, 3.0, 6.0, 41.0, 44.0]);
     // Three at once: 15 where 5 are allowed.
     assert_eq!(
         begins(&[calls.clone(), calls.clone(), calls], 5),
-        [0.0, 0.0, 0.0, 21.0, 21.0, 21.0]
+        [0.0, 0.0, 0.0, 41.0, 41.0, 41.0]
     );
 }
 

@@ -9,6 +9,7 @@ mod chart;
 mod controller;
 mod controller_stop;
 mod controller_telemetry;
+mod devcluster;
 mod dockerfile;
 mod docs;
 mod events;
