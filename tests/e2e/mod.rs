@@ -47,6 +47,7 @@ mod suspend;
 mod tampered_worker;
 mod task_chaos;
 mod tasks;
+mod telemetry;
 mod toolbox;
 mod tools;
 mod upgrade;

@@ -114,7 +114,7 @@ async fn serve(router: Router) -> SocketAddr {
 }
 
 /// A client that trusts these authorities only, and finds the host at the address.
-fn client(bundle: &str, host: &str, address: SocketAddr) -> reqwest::Client {
+pub fn client(bundle: &str, host: &str, address: SocketAddr) -> reqwest::Client {
     let roots = reqwest::Certificate::from_pem_bundle(bundle.as_bytes()).unwrap();
     let builder = reqwest::Client::builder().tls_certs_only(roots).no_proxy();
     builder.resolve(host, address).timeout(SOON).build().unwrap()

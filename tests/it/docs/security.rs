@@ -23,6 +23,16 @@ const AGENTIC_THREATS: [&str; 10] = [
     "ASI10: Rogue Agents",
 ];
 
+/// Risks that a loop has because it runs for long.
+const LOOP_RISKS: [&str; 6] = [
+    "token consumption",
+    "runaway agent",
+    "growth of the hot state",
+    "failures of Sensors",
+    "context pressure",
+    "two modes at once",
+];
+
 /// Names of all functions in the sources and the tests.
 fn functions() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
@@ -65,6 +75,22 @@ fn every_test_that_the_table_of_threats_names_exists() {
         }
     }
     assert!(count > 40, "only {count} tests");
+}
+
+#[test]
+fn every_risk_of_a_loop_names_tests_that_exist() {
+    let page = Page::read("docs/security/threats.md");
+    let functions = functions();
+    let rows = table_rows(&page.section("## Risks of a loop that runs for long"));
+    let risks: Vec<&str> = rows.iter().map(|row| row[0].as_str()).collect();
+    assert_eq!(risks, LOOP_RISKS);
+    for row in &rows {
+        let tests: Vec<&str> = code_spans(&row[2]).collect();
+        assert!(!tests.is_empty(), "no test: {row:?}");
+        for test in tests {
+            assert!(functions.contains(test), "«{}»: no test {test}", row[0]);
+        }
+    }
 }
 
 #[test]

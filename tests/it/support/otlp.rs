@@ -234,15 +234,22 @@ pub fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
 
 /// A real collector that passes on to a receiver what it gets.
 pub struct Collector {
+    host: String,
     pub port: u16,
     process: Child,
 }
 
 impl Collector {
+    /// On loopback.
     pub async fn start(to: SocketAddr) -> Self {
+        Self::start_on("127.0.0.1", to).await
+    }
+
+    /// On an address of this machine.
+    pub async fn start_on(host: &str, to: SocketAddr) -> Self {
         let port = free_port();
         let config = format!(
-            "yaml:receivers: {{otlp: {{protocols: {{http: {{endpoint: '127.0.0.1:{port}'}}}}}}}}\n\
+            "yaml:receivers: {{otlp: {{protocols: {{http: {{endpoint: '{host}:{port}'}}}}}}}}\n\
              exporters: {{otlp_http: {{endpoint: 'http://{to}', compression: none, sending_queue: {{enabled: false}}}}}}\n\
              service: {{telemetry: {{metrics: {{level: none}}}}, \
              pipelines: {{traces: {{receivers: [otlp], exporters: [otlp_http]}}, \
@@ -256,14 +263,21 @@ impl Collector {
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
-        let mut collector = Self { port, process };
+        let mut collector = Self {
+            host: host.to_owned(),
+            port,
+            process,
+        };
         collector.until_it_listens().await;
         collector
     }
 
     async fn until_it_listens(&mut self) {
         let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
-        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+        while tokio::net::TcpStream::connect((self.host.as_str(), self.port))
+            .await
+            .is_err()
+        {
             assert_eq!(self.process.try_wait().unwrap(), None, "the collector ended");
             assert!(tokio::time::Instant::now() < deadline, "the collector does not listen");
             tokio::time::sleep(Duration::from_millis(20)).await;
