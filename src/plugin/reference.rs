@@ -139,9 +139,9 @@ refused, for how long, how many calls, tokens and dollars that is, and per day (
 
 | limit | |
 |---|---|
-| `limits`, `perAgent`: `tokens`, `calls`, `costUSD`; `window`, `onExhausted` | of an AgentBudget |
+| `limits`, `perAgent`: `tokens`, `inputTokens`, `outputTokens`, `calls`, `costUSD`; `window`, `onExhausted` | of an AgentBudget |
 | `guardrails`: `actionsPerMinute`, `activeHours`, `maxCallsPerTurn`, `maxConsecutiveToolFailures`, `maxConsecutiveTurns`, `rateLimits` (`LLMCalls`, `LLMTokens`, `Actions`), `tokensPerHour`, `total` | of an Agent; those that are not named limit nothing |
-| `limits.inputTokens`, `limits.outputTokens`, `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not record what they count |
+| `guardrails.idleTimeoutSeconds`, `guardrails.loopDetection`, `rateLimits` of bytes | rejected: a history does not record what they count |
 
 Values are checked as an API server checks them, and a field that does not exist, or that is set twice, is an error. `topUps` of a manifest are added before the first
 call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or whose call alone does not fit, does not stop the others.
@@ -149,7 +149,8 @@ call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or 
 Calls keep their recorded times: a loop that was stopped would have continued later, with different calls. The first stop is therefore more exact than those after it: for
 limits on calls, actions, turns, failures and hours it is the one of a loop that really runs under the limit. A limit on tokens or cost really stops a loop
 earlier, by one call, or by several if calls use much less than they can. The gateway needs room for the most that a call can use, and shortens its output to
-what is left; a history records only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
+what is left; a history records only what the call used. A limit on `costUSD`, `inputTokens` or `outputTokens` needs those of each call: leave out calls that have
+none, such as those of an earlier release, with `--since`. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
 what calls used, in both. `maxConsecutiveTurns` does not count tasks and heartbeats, and `maxCallsPerTurn` ends a task.
 
 ## Reports

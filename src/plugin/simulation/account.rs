@@ -95,10 +95,11 @@ impl SimulatedAccount {
         self.account.top_up(id, amount, now);
     }
 
-    /// Whether it limits cost.
+    /// Whether it has a limit of this kind.
     #[must_use]
-    pub fn limits_cost(&self) -> bool {
-        self.account.limits().cost.or(self.account.per_agent().cost).is_some()
+    pub fn has_limit(&self, kind: AmountKind) -> bool {
+        let limits = [self.account.limits(), self.account.per_agent()];
+        limits.iter().any(|limits| limits.get(kind).is_some())
     }
 
     /// Why a call is not made, if so.

@@ -61,10 +61,10 @@ impl SimulatedAccounts {
         Ok(Self(accounts))
     }
 
-    /// Whether a limit is on cost, for which each call needs a known one.
+    /// Whether a limit is of this kind.
     #[must_use]
-    pub fn limit_cost(&self) -> bool {
-        self.0.iter().any(SimulatedAccount::limits_cost)
+    pub fn have_limit(&self, kind: AmountKind) -> bool {
+        self.0.iter().any(|held| held.has_limit(kind))
     }
 
     /// Whether a call has room everywhere. Returns the account that has room last, if not.

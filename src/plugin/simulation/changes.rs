@@ -124,7 +124,6 @@ fn check_overlap(changes: &[(&str, Value)]) -> Result<(), PluginError> {
 }
 
 fn checked_budget(spec: Value) -> Result<AgentBudgetSpec, PluginError> {
-    check_computable("", &spec)?;
     check_fields("", &SCHEMAS.budget, &spec)?;
     let budget: AgentBudgetSpec =
         serde_json::from_value(spec).map_err(|error| usage(format!("AgentBudget: {error}")))?;
@@ -139,7 +138,7 @@ fn checked_budget(spec: Value) -> Result<AgentBudgetSpec, PluginError> {
 
 /// What an API server accepts and a history does not have, and what would limit nothing.
 fn check_guardrails(agent: &AgentSpec, named: &Value) -> Result<(), PluginError> {
-    check_computable("guardrails.", named)?;
+    check_computable(named)?;
     let limits = &agent.guardrails.rate_limits;
     let bytes = [LimitedResource::DiskWriteBytes, LimitedResource::BandwidthBytes];
     if let Some(limit) = limits.iter().find(|limit| bytes.contains(&limit.resource)) {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::account::IDLE;
+use crate::api::amount::{Amount, AmountKind};
 
 /// A call that was made and answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +26,32 @@ pub struct HistoricalCall {
     pub ends: Timestamp,
     /// Uncached input, cache writes and output, if reported.
     pub tokens: Option<i64>,
+    /// All input tokens, if known. Earlier releases did not record them.
+    pub input_tokens: Option<i64>,
+    /// All output tokens, likewise.
+    pub output_tokens: Option<i64>,
     /// Cost in micro-dollars, if known.
     pub cost: Option<i64>,
+}
+
+impl HistoricalCall {
+    /// What is known of an amount.
+    #[must_use]
+    pub const fn known(&self, kind: AmountKind) -> Option<i64> {
+        match kind {
+            AmountKind::Tokens => self.tokens,
+            AmountKind::InputTokens => self.input_tokens,
+            AmountKind::OutputTokens => self.output_tokens,
+            AmountKind::Calls => Some(1),
+            AmountKind::Cost => self.cost,
+        }
+    }
+
+    /// What it used. What is not known counts as none.
+    #[must_use]
+    pub fn amount(&self) -> Amount {
+        Amount::from_fn(|kind| self.known(kind).unwrap_or(0))
+    }
 }
 
 /// What happened, at one place of a history.
@@ -108,6 +133,8 @@ struct StepLine {
     #[serde(default)]
     action: Value,
     tokens_used: Option<i64>,
+    input_tokens: Option<i64>,
+    output_tokens: Option<i64>,
     cost_micro_usd: Option<i64>,
 }
 
@@ -173,6 +200,8 @@ fn past_call(step: &StepLine, (turn, number): (i64, u32)) -> HistoricalCall {
         starts: step.timestamp.checked_sub(took).unwrap_or(step.timestamp),
         ends: step.timestamp,
         tokens: step.tokens_used,
+        input_tokens: step.input_tokens,
+        output_tokens: step.output_tokens,
         cost: step.cost_micro_usd,
     }
 }

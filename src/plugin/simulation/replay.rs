@@ -10,7 +10,7 @@ use super::budgets::SimulatedAccounts;
 use super::changes::SimulatedLimits;
 use super::past::{HistoricalCall, PastEvent, PastLoop};
 use super::report::{CallSum, SimulatedDay, SimulatedStop, SimulationReport};
-use crate::api::amount::Amount;
+use crate::api::amount::{Amount, AmountKind};
 use crate::api::budget::{AgentBudgetSpec, OnExhausted};
 use crate::api::status::PauseReason;
 use crate::engine::OutcomeKind;
@@ -40,6 +40,16 @@ struct Refusal {
     until: Option<Timestamp>,
     ends_turn_only: bool,
 }
+
+/// What a limit can be simulated on only if it is known of each call.
+const MUST_BE_KNOWN: [(AmountKind, &str); 3] = [
+    (AmountKind::InputTokens, "the input tokens"),
+    (AmountKind::OutputTokens, "the output tokens"),
+    (AmountKind::Cost, "the cost"),
+];
+/// Why calls have no input and output tokens, and what to do.
+const ONLY_SINCE: &str =
+    ": calls of earlier releases and calls whose usage was not reported have none; leave them out with --since";
 
 /// A simulation under way.
 struct ReplayState {
@@ -83,13 +93,17 @@ pub fn run(limits: &SimulatedLimits, histories: &[(String, PastLoop)]) -> Result
         });
     }
     let calls: Vec<&HistoricalCall> = calls(histories).collect();
-    let limits_cost = simulation.shared.limit_cost() || loops.iter().any(|held| held.own.limit_cost());
-    let unpriced = calls.iter().filter(|call| call.cost.is_none()).count();
-    if limits_cost && unpriced > 0 {
-        return Err(PluginError::Usage(format!(
-            "a limit on cost cannot be simulated: the cost of {unpriced} of {} calls is not known",
-            calls.len()
-        )));
+    for (kind, amount) in MUST_BE_KNOWN {
+        let is_limited = simulation.shared.have_limit(kind) || loops.iter().any(|held| held.own.have_limit(kind));
+        let unknown = calls.iter().filter(|call| call.known(kind).is_none()).count();
+        if is_limited && unknown > 0 {
+            return Err(PluginError::Usage(format!(
+                "a limit on {} cannot be simulated: the history does not have {amount} of {unknown} of {} calls{}",
+                kind.limit_field(),
+                calls.len(),
+                if kind == AmountKind::Cost { "" } else { ONLY_SINCE },
+            )));
+        }
     }
     for (at, place, event) in moments {
         if let Some(held) = loops.get_mut(place) {
@@ -139,17 +153,12 @@ impl ReplayState {
         if held.turn.0 != call.turn {
             held.turn = (call.turn, 0);
         }
-        let (tokens, cost) = (call.tokens.unwrap_or(0), call.cost.unwrap_or(0));
+        let amount = call.amount();
+        let Amount { tokens, cost, .. } = amount;
         let last = self.period.map_or(call.ends, |(_, last)| last.max(call.ends));
         self.period = Some((self.period.map_or(call.starts, |(first, _)| first), last));
         let day = self.days.entry(call.starts.to_zoned(TimeZone::UTC).date()).or_default();
         day.0.add(tokens, cost);
-        let amount = Amount {
-            tokens,
-            calls: 1,
-            cost,
-            ..Amount::ZERO
-        };
         if let Some(refusal) = self.refusal(held, call, &amount) {
             let day = self.days.entry(call.starts.to_zoned(TimeZone::UTC).date()).or_default();
             day.1.add(tokens, cost);

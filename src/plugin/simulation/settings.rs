@@ -12,7 +12,7 @@ use crate::plugin::failure::PluginError;
 use crate::support::json_schema;
 
 /// All fields that `--set` accepts, with what is below them.
-pub const SETTINGS: [&str; 20] = [
+pub const SETTINGS: [&str; 24] = [
     "guardrails.actionsPerMinute",
     "guardrails.activeHours",
     "guardrails.maxCallsPerTurn",
@@ -24,18 +24,22 @@ pub const SETTINGS: [&str; 20] = [
     "guardrails.total.tokens",
     "limits.calls",
     "limits.costUSD",
+    "limits.inputTokens",
+    "limits.outputTokens",
     "limits.tokens",
     "onExhausted",
     "perAgent.calls",
     "perAgent.costUSD",
+    "perAgent.inputTokens",
+    "perAgent.outputTokens",
     "perAgent.tokens",
     "window.calendar.period",
     "window.calendar.timeZone",
     "window.lifetime",
     "window.rolling.seconds",
 ];
-/// Fields of the same objects that cannot be simulated, and what is missing.
-pub const NOT_COMPUTABLE: [(&str, &str); 6] = [
+/// Guardrails that cannot be simulated, and what is missing.
+pub const NOT_COMPUTABLE: [(&str, &str); 2] = [
     (
         "guardrails.idleTimeoutSeconds",
         "a history does not record whether a tool result is new",
@@ -44,12 +48,7 @@ pub const NOT_COMPUTABLE: [(&str, &str); 6] = [
         "guardrails.loopDetection",
         "a history records only the beginning of long arguments and results",
     ),
-    ("limits.inputTokens", ONLY_TOKENS),
-    ("limits.outputTokens", ONLY_TOKENS),
-    ("perAgent.inputTokens", ONLY_TOKENS),
-    ("perAgent.outputTokens", ONLY_TOKENS),
 ];
-const ONLY_TOKENS: &str = "a history records only tokens, calls and cost";
 
 /// A mistake in the flags.
 #[must_use]
@@ -81,11 +80,11 @@ pub fn is_within(path: &str, field: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Fails for what cannot be simulated, although an API server accepts it.
-pub fn check_computable(prefix: &str, object: &Value) -> Result<(), PluginError> {
+/// Fails for guardrails that cannot be simulated, although an API server accepts them.
+pub fn check_computable(guardrails: &Value) -> Result<(), PluginError> {
     let found = NOT_COMPUTABLE.iter().find(|(field, _)| {
-        let below = field.strip_prefix(prefix).unwrap_or_default().replace('.', "/");
-        !below.is_empty() && object.pointer(&format!("/{below}")).is_some()
+        let name = field.strip_prefix("guardrails.").unwrap_or_default();
+        guardrails.get(name).is_some()
     });
     found.map_or(Ok(()), |(field, _)| check_path(field))
 }

@@ -19,7 +19,8 @@ fn history(seconds: &[i64]) -> String {
             json!({"record": "execution", "id": execution, "turn": turn, "started_at": at(*second),
                 "completed_at": at(*second), "state_snapshot": {"end": "continue"}}),
             json!({"record": "step", "execution_id": execution, "timestamp": at(*second), "call": format!("t{turn}c1a1"),
-                "purpose": "Turn", "duration_milliseconds": 0, "action": [], "tokens_used": 100, "cost_micro_usd": 10_000}),
+                "purpose": "Turn", "duration_milliseconds": 0, "action": [], "tokens_used": 100,
+                "input_tokens": 250, "output_tokens": 20, "cost_micro_usd": 10_000}),
         ]
     });
     lines.map(|line: Value| line.to_string()).collect::<Vec<_>>().join("\n")
@@ -49,6 +50,10 @@ fn a_limit_refuses_at_n_and_not_at_n_minus_1() {
         ("limits.calls=4", (None, 0)),
         ("limits.tokens=399", (Some(4), 1)),
         ("limits.tokens=400", (None, 0)),
+        ("limits.inputTokens=999", (Some(4), 1)),
+        ("limits.inputTokens=1000", (None, 0)),
+        ("perAgent.outputTokens=79", (Some(4), 1)),
+        ("perAgent.outputTokens=80", (None, 0)),
         ("limits.costUSD=0.039999", (Some(4), 1)),
         ("limits.costUSD=0.04", (None, 0)),
         ("limits.calls=0", (Some(1), 4)),
@@ -434,8 +439,23 @@ fn a_turn_of_a_goal_that_was_followed_by_another_counts_whatever_ended_it() {
 fn a_limit_on_cost_needs_a_known_cost_of_each_call() {
     let unpriced = history(&[0, 10]).replacen("10000", "null", 1);
     let refused = simulate(&unpriced, &["limits.costUSD=1"]).unwrap_err().to_string();
-    assert!(refused.contains("the cost of 1 of 2 calls is not known"), "{refused}");
+    assert!(refused.ends_with("does not have the cost of 1 of 2 calls"), "{refused}");
     assert!(simulate(&unpriced, &["limits.calls=1"]).is_ok());
+}
+
+#[test]
+fn a_limit_on_input_or_output_needs_that_of_each_call_and_the_error_says_how_to_leave_calls_out() {
+    let of_earlier = history(&[0, 10])
+        .replacen("250", "null", 1)
+        .replacen(":20,", ":null,", 1);
+    for (set, words) in [
+        ("perAgent.inputTokens=1", "the input tokens of 1 of 2 calls"),
+        ("limits.outputTokens=1", "the output tokens of 1 of 2 calls"),
+    ] {
+        let refused = simulate(&of_earlier, &[set]).unwrap_err().to_string();
+        assert!(refused.contains(words) && refused.ends_with("--since"), "{refused}");
+    }
+    assert!(simulate(&of_earlier, &["limits.tokens=1"]).is_ok());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! Reads a copy of a journal, and never changes it. The journal itself is locked while its worker runs, and a second copy of
 //! it has no room in the pod.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, MAIN_DB, OpenFlags, Row};
 use serde_json::{Map, Value};
 
+use super::line_usage::{InputAndOutput, tokens_of_calls};
 use super::{schema, upload};
 use crate::otlp::TurnName;
 use crate::support::hash::hex;
@@ -92,6 +94,7 @@ fn export_from(connection: &Connection, name: &Path, to: &mut impl Write) -> Res
             known: schema::VERSION,
         });
     }
+    let tokens = tokens_of_calls(connection).map_err(unreadable)?;
     for (record, table, execution, order) in TABLES {
         let sql = format!(
             "SELECT exported.*, execution.agent_id, execution.member, execution.turn FROM {table} AS exported
@@ -110,6 +113,11 @@ fn export_from(connection: &Connection, name: &Path, to: &mut impl Write) -> Res
             if record == "audit" {
                 line.insert("cause".into(), upload::gate_cause(row).map_err(unreadable)?.into());
             }
+            if record == "step" {
+                let (input, output) = step_tokens(row, &tokens).map_err(unreadable)?;
+                line.insert("input_tokens".into(), input.into());
+                line.insert("output_tokens".into(), output.into());
+            }
             let trace = trace_id(row, columns.len()).map_err(unreadable)?;
             line.insert("trace_id".into(), trace.into());
             writeln!(to, "{}", Value::Object(line))?;
@@ -117,6 +125,12 @@ fn export_from(connection: &Connection, name: &Path, to: &mut impl Write) -> Res
     }
     to.flush()?;
     Ok(())
+}
+
+/// What the call of a step used, which its line of the journal has.
+fn step_tokens(row: &Row<'_>, known: &HashMap<(u16, String), InputAndOutput>) -> rusqlite::Result<InputAndOutput> {
+    let call = (row.get("member")?, row.get("call")?);
+    Ok(known.get(&call).copied().unwrap_or_default())
 }
 
 /// The id of the trace of the row's execution, from its columns that begin at `place`. Those of the table do not have it:

@@ -3,6 +3,8 @@
 //! The columns are no version of the tables: they may be NULL, and releases that do not know them read and write all
 //! others by name. So the worker that opens the journal adds them, and an earlier release opens it again.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, Row};
 
 use crate::api::agent::ModelSpec;
@@ -20,13 +22,32 @@ const COLUMNS: [(&str, &str); 4] = [
 pub(super) fn add_columns(connection: &Connection) -> rusqlite::Result<()> {
     let transaction = connection.unchecked_transaction()?;
     for (name, kind) in COLUMNS {
-        const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('journal') WHERE name = ?1)";
-        let exists: bool = transaction.query_row(EXISTS, [name], |row| row.get(0))?;
-        if !exists {
+        if !has_column(&transaction, name)? {
             transaction.execute_batch(&format!("ALTER TABLE journal ADD COLUMN {name} {kind}"))?;
         }
     }
     transaction.commit()
+}
+
+fn has_column(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
+    const EXISTS: &str = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('journal') WHERE name = ?1)";
+    connection.query_row(EXISTS, [name], |row| row.get(0))
+}
+
+/// Input and output tokens of a call, as far as they are known.
+pub(super) type InputAndOutput = (Option<i64>, Option<i64>);
+
+/// The tokens of answered calls, by member and call. A journal that only an earlier release has opened has none.
+pub(super) fn tokens_of_calls(connection: &Connection) -> rusqlite::Result<HashMap<(u16, String), InputAndOutput>> {
+    if !has_column(connection, "input_tokens")? {
+        return Ok(HashMap::new());
+    }
+    let mut select = connection.prepare(
+        "SELECT member, call, input_tokens, output_tokens FROM journal
+         WHERE kind = 'CallAnswered' AND call IS NOT NULL AND (input_tokens IS NOT NULL OR output_tokens IS NOT NULL)",
+    )?;
+    let rows = select.query_map([], |row| Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?))))?;
+    rows.collect()
 }
 
 /// The models of an Agent, by their names in the spec.

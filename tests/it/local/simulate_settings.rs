@@ -25,6 +25,9 @@ const COST: i64 = 4_000;
 const CALLS: i64 = 9;
 /// Less than any call can use, and more than the bound of one exceeds what it used: the gateway reserves the bound.
 const SLACK: i64 = 1_400;
+/// Output that each call may have, and what is left of it at the first call without room.
+const MAX_OUTPUT: i64 = 150;
+const LEFT_OUTPUT: i64 = 60;
 /// How much later the loops of one run may start than others, on a loaded machine.
 const LAG: SignedDuration = SignedDuration::from_secs(30);
 
@@ -140,10 +143,14 @@ fn of_budgets() -> Vec<Comparison> {
     let stops = |until| Effect::Stops(CALLS, "Paused", "BudgetExhausted", until);
     let (nearly, all) = ((CALLS - 1) * TOKENS + SLACK, CALLS * TOKENS + SLACK);
     let (cheap, dear) = ((CALLS - 1) * COST + COST - 500, CALLS * COST + COST);
+    let input = ((CALLS - 1) * INPUT + SLACK, CALLS * INPUT + SLACK);
+    let output = ((CALLS - 1) * OUTPUT + LEFT_OUTPUT, CALLS * OUTPUT + MAX_OUTPUT);
     let mut rows = Vec::new();
     for (setting, trips, passes) in [
         ("limits.calls", 8.to_string(), 9.to_string()),
         ("limits.tokens", nearly.to_string(), all.to_string()),
+        ("limits.inputTokens", input.0.to_string(), input.1.to_string()),
+        ("limits.outputTokens", output.0.to_string(), output.1.to_string()),
         ("limits.costUSD", dollars(cheap), dollars(dear)),
     ] {
         let (trips, passes) = (format!("{setting}={trips}"), format!("{setting}={passes}"));
@@ -152,6 +159,8 @@ fn of_budgets() -> Vec<Comparison> {
     for (setting, trips, passes) in [
         ("perAgent.calls", 8.to_string(), 9.to_string()),
         ("perAgent.tokens", nearly.to_string(), all.to_string()),
+        ("perAgent.inputTokens", input.0.to_string(), input.1.to_string()),
+        ("perAgent.outputTokens", output.0.to_string(), output.1.to_string()),
         ("perAgent.costUSD", dollars(cheap), dollars(dear)),
     ] {
         let (trips, passes) = (format!("{setting}={trips}"), format!("{setting}={passes}"));
@@ -382,7 +391,7 @@ fn under(name: &str, (script, port): (Script, u16), guardrails: &Value, budgets:
     let mut spec = json!({
         "instructions": "Be brief. ".repeat(200),
         "model": {
-            "api": "Scripted", "name": "scripted", "maxOutputTokens": 200, "price": price(),
+            "api": "Scripted", "name": "scripted", "maxOutputTokens": MAX_OUTPUT, "price": price(),
             "scripted": {"configMapKeyRef": {"name": script.name(), "key": "turns"}},
         },
         "guardrails": guardrails,

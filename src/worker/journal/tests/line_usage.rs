@@ -1,12 +1,14 @@
 //! What an answered call used, in its line.
 
 use pretty_assertions::assert_eq;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::history::call;
 use super::*;
 use crate::api::agent::ModelSpec;
 use crate::engine::{CallPurpose, RecordedUsage};
+use crate::worker::journal::export::export;
+use crate::worker::journal::line_usage::tokens_of_calls;
 
 const COLUMNS: [&str; 4] = ["model", "input_tokens", "output_tokens", "cost_micro_usd"];
 
@@ -79,6 +81,40 @@ fn lines_have_the_usage_of_their_calls_and_the_model_of_that_time_after_a_restar
         )
         .unwrap();
     assert_eq!(usages(&committed.lines), [usage("other", Some(1))]);
+}
+
+#[test]
+fn exported_steps_have_the_input_and_output_of_their_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(dir.path(), 1);
+    let records = [
+        record(RecordKind::TurnStarted, 1, vec![]),
+        answered(1, CallPurpose::Turn, Some(7)),
+        record(RecordKind::TurnCompleted, 1, vec![]),
+        record(RecordKind::TurnStarted, 2, vec![]),
+        answered(2, CallPurpose::Turn, None),
+    ];
+    journal
+        .commit(Timestamp::UNIX_EPOCH, &records, &EngineSnapshot::default(), None)
+        .unwrap();
+    drop(journal);
+    let mut bytes = Vec::new();
+    export(&dir.path().join(FILE), &mut bytes).unwrap();
+    let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let lines = lines.map(|line| serde_json::from_slice::<Value>(line).unwrap());
+    let steps = lines.filter(|line| line["record"] == "step");
+    let used: Vec<_> = steps
+        .map(|step| json!([step["call"], step["input_tokens"], step["output_tokens"]]))
+        .collect();
+    assert_eq!(used, [json!(["t1c1a1", 100, 10]), json!(["t2c1a1", null, null])]);
+}
+
+#[test]
+fn a_copy_of_a_journal_without_the_columns_has_no_tokens() {
+    let connection = Connection::open_in_memory().unwrap();
+    let table = "CREATE TABLE journal (seq INTEGER PRIMARY KEY, kind TEXT, call TEXT, member INTEGER)";
+    connection.execute_batch(table).unwrap();
+    assert_eq!(tokens_of_calls(&connection).unwrap().len(), 0);
 }
 
 #[test]
