@@ -132,12 +132,10 @@ fn what_a_history_does_not_record_is_refused_by_name() {
             "guardrails.maxTurnsPerHour=1",
             "guardrails.maxTurnsPerHour: there is no such limit; those that can be simulated are guardrails.actionsPerMinute, ",
         ),
-        ("limits.inputTokens=1", "limits.inputTokens cannot be simulated"),
         (
-            "limits={calls: 1, inputTokens: 1}",
-            "limits.inputTokens cannot be simulated",
+            "guardrails={actionsPerMinute: 1, idleTimeoutSeconds: 60}",
+            "guardrails.idleTimeoutSeconds cannot be simulated",
         ),
-        ("perAgent.outputTokens=1", "perAgent.outputTokens cannot be simulated"),
         (
             "guardrails.rateLimits=[{resource: DiskWriteBytes, amount: 1, windowSeconds: 60}]",
             "guardrails.rateLimits of DiskWriteBytes cannot be simulated",

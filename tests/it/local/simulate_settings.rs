@@ -119,6 +119,15 @@ struct Comparison {
     effect: Effect,
 }
 
+/// The AgentBudget with all shares that do not trip.
+const SHARES: &str = "passes-shares";
+
+impl Comparison {
+    fn is_share(&self) -> bool {
+        self.setting.starts_with("perAgent.")
+    }
+}
+
 fn words(set: &[&str]) -> Vec<String> {
     set.iter().map(|text| (*text).to_owned()).collect()
 }
@@ -364,11 +373,17 @@ fn limited(name: &str, script: Script, set: &[String], port: u16) -> Vec<Value> 
 
 /// An Agent under all limits of a script that do not trip.
 fn passing(rows: &[Comparison], script: Script, port: u16) -> Vec<Value> {
-    let (mut guardrails, mut budgets) = (json!({}), Vec::new());
+    let (mut guardrails, mut budgets) = (json!({}), Vec::<(String, Value)>::new());
     for (place, row) in rows.iter().enumerate().filter(|(_, row)| row.script == script) {
         let (more, budget) = written(&row.passes);
         join(&mut guardrails, &more);
-        budgets.extend(budget.map(|spec| (format!("passes-{place}"), spec)));
+        // An Agent has at most 16 budgets.
+        match (budget, budgets.last_mut()) {
+            (Some(spec), Some((name, known))) if row.is_share() && *name == SHARES => join(known, &spec),
+            (Some(spec), _) if row.is_share() => budgets.push((SHARES.to_owned(), spec)),
+            (Some(spec), _) => budgets.push((format!("passes-{place}"), spec)),
+            (None, _) => {}
+        }
     }
     under(
         &format!("passes-{}", script.name()),
@@ -523,7 +538,9 @@ fn reason_of(limit: &str) -> &str {
 /// Whether a message has the name of a field, if not as a whole, at the end where it is cut.
 fn names_field(message: &str, field: &str) -> bool {
     let least = field.find('.').unwrap();
-    let ends = |cut: &str| (least..field.len()).any(|end| cut.ends_with(&field[..end]));
+    // Long numbers leave no room for the name; the part of the spec is named before them.
+    let names_part = |cut: &str| cut.contains(" raise") && cut.contains(&field[..least]);
+    let ends = |cut: &str| names_part(cut) || (least..field.len()).any(|end| cut.ends_with(&field[..end]));
     message.contains(field) || message.strip_suffix('…').is_some_and(ends)
 }
 
