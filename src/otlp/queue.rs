@@ -225,7 +225,9 @@ mod tests {
         let queue = DropQueue::new(9);
         let closing = CancellationToken::new();
         let (half, large) = (MAX_BATCH_BYTES / 2, MAX_BATCH_BYTES + 1);
-        [half, half, 1, large, half].map(|bytes| queue.push(vec![0_u8; bytes]));
+        for bytes in [half, half, 1, large, half] {
+            queue.push(vec![0_u8; bytes]);
+        }
         for expected in [vec![half, half], vec![1], vec![large], vec![half]] {
             let started = Instant::now();
             let batch = queue.next_batch(9, HOUR, &closing).await.unwrap();

@@ -94,9 +94,8 @@ fn exported_steps_have_the_input_and_output_of_their_calls() {
         record(RecordKind::TurnStarted, 2, vec![]),
         answered(2, CallPurpose::Turn, None),
     ];
-    journal
-        .commit(Timestamp::UNIX_EPOCH, &records, &EngineSnapshot::default(), None)
-        .unwrap();
+    let committed = journal.commit(Timestamp::UNIX_EPOCH, &records, &EngineSnapshot::default(), None);
+    assert_eq!(committed.unwrap().lines.len(), records.len());
     drop(journal);
     let mut bytes = Vec::new();
     export(&dir.path().join(FILE), &mut bytes).unwrap();
