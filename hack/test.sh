@@ -18,7 +18,7 @@ logs=$ROOT/target/test-logs
 PLANE_RUN=/var/tmp/agentloop-test-plane
 NODE_RUN=/var/tmp/agentloop-test-node
 export INSTA_UPDATE=no   # a changed snapshot fails instead of being written
-took=() failed=0 tools_pid='' image_pid=''
+took=() failed=0 missing='' tools_pid='' image_pid=''
 
 plane_do() { RUN=$PLANE_RUN API_PORT=7443 ETCD_PORT=7379 KCM_PORT=17257 SCHED_PORT=17259 "$devcluster/$1.sh" "${@:2}"; }
 node_do() { RUN=$NODE_RUN "$devcluster/$1.sh" "${@:2}"; }
@@ -81,7 +81,7 @@ plane_tests() {
 
 image_built() {
   # Without it the tests on the node cannot run. What the others found is still said.
-  wait "$image_pid" || { tail -n 50 "$logs/image.log" >&2; failed=1 node=''; say "The image could not be built"; }
+  wait "$image_pid" || { tail -n 50 "$logs/image.log" >&2; failed=1 node='' missing="the image could not be built"; }
   image_pid=
 }
 node_up() {
@@ -165,4 +165,5 @@ awk '/^failures:$/ { after = 1 }
   after && / panicked at / { print ""; lines = 15 }
   /^stack backtrace:|^note: / { lines = 0 }
   lines-- > 0' "$logs"/*.log | cut -c 1-1000 | tail -n 100
+[ -z "$missing" ] || die "$missing, so no test on the node ran: see $logs/image.log"
 die "tests failed; whole logs in $logs"

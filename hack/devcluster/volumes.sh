@@ -33,7 +33,8 @@ create() {
 }
 
 # The claim is gone only when no pod uses it any more (Kubernetes protects claims in use), so emptying is safe. One claim's end
-# is several events of its volume, and a later one may be read when the volume has its next claim: its phase is asked for first.
+# is several events of its volume, and a later one may be read when the volume is offered or has its next claim. A volume that is
+# released and still names its claim is neither: only this script removes the name.
 reclaim() {
   local name phase
   while :; do
@@ -41,7 +42,7 @@ reclaim() {
       -o custom-columns=NAME:.metadata.name,PHASE:.status.phase 2>/dev/null |
       while read -r name phase; do
         [[ $phase == Released && $name == volume-* ]] || continue
-        [ "$(kube get persistentvolume "$name" -o 'jsonpath={.status.phase}')" = Released ] || continue
+        [[ $(kube get persistentvolume "$name" -o 'jsonpath={.status.phase} {.spec.claimRef.uid}') == "Released "?* ]] || continue
         find "$RUN/volumes/$name" -mindepth 1 -delete || true
         chown root:root "$RUN/volumes/$name" && chmod 755 "$RUN/volumes/$name"   # without the last owner's group
         kube patch persistentvolume "$name" --type json -p '[{"op": "remove", "path": "/spec/claimRef"}]' || true

@@ -149,9 +149,11 @@ call. With `onExhausted: Stop`, an Agent that has used its `perAgent` share, or 
 Calls keep their recorded times: a loop that was stopped would have continued later, with different calls. The first stop is therefore more exact than those after it: for
 limits on calls, actions, turns, failures and hours it is the one of a loop that really runs under the limit. A limit on tokens or cost really stops a loop
 earlier, by one call, or by several if calls use much less than they can. The gateway needs room for the most that a call can use, and shortens its output to
-what is left; a history records only what the call used. A limit on `costUSD`, `inputTokens` or `outputTokens` needs those of each call: leave out calls that have
-none, such as those of an earlier release, with `--since`. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
+what is left; a history records only what the call used. For the same reason, a call that is larger than a whole limit is never made. `rateLimits` of `LLMTokens` count
 what calls used, in both. `maxConsecutiveTurns` does not count tasks and heartbeats, and `maxCallsPerTurn` ends a task.
+
+A limit on `costUSD`, `inputTokens` or `outputTokens` requires that value for every call. Input and output tokens are in the newest 50,000 lines of the journal only,
+and a worker of an earlier release did not write them. Leave out calls that have none with `--since`.
 
 ## Reports
 

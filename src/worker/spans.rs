@@ -3,7 +3,7 @@
 //!
 //! Never waits and never fails: without room in the queue, spans are dropped. A restarted worker reads the lines of its
 //! open turn again, so the spans of that turn are complete. Lines of the last batch of a killed worker give their spans
-//! again, with the same ids. Texts are in spans only if the gateway says so, see [`SpanTexts`].
+//! again, with the same ids, and so may those of runs since the last answer. Texts are in spans only if the gateway says so, see [`SpanTexts`].
 
 use std::time::Duration;
 
@@ -64,13 +64,17 @@ impl LoopSpans {
 
     /// Continues where an earlier process ended. `open`: the lines of the open turn, whose spans were sent before;
     /// `unlogged_lines`: those of the last batch of a killed process, whose spans may not have been. With texts, spans of
-    /// earlier lines may have waited for a result in that batch, so they are sent again.
+    /// the runs before it may have waited for a result in that batch: those since the last answer are sent again. The
+    /// results of all earlier runs were committed before that answer.
     #[must_use]
     pub fn resume(mut self, (open, unlogged_lines): (&[JournalLine], &[JournalLine]), journal: &Journal) -> Self {
         let first = unlogged_lines.first().map_or(i64::MAX, |line| line.seq);
-        let sent = open.iter().filter(|line| line.seq < first);
+        let sent: Vec<&JournalLine> = open.iter().filter(|line| line.seq < first).collect();
+        let answered = sent.iter().rposition(|line| line.kind == RecordKind::CallAnswered);
+        let (before, since) = sent.split_at(answered.unwrap_or(0));
         if let Some(parts) = &mut self.0 {
-            let complete = parts.spans_of(sent, journal);
+            drop(parts.spans_of(before.iter().copied(), journal));
+            let complete = parts.spans_of(since.iter().copied(), journal);
             if parts.texts.is_some() && !unlogged_lines.is_empty() {
                 parts.send(complete);
             }
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_restarted_worker_sends_the_spans_of_the_last_batch_again_and_no_older_ones() {
+    async fn a_restarted_worker_sends_the_spans_of_the_last_batch_again_and_with_texts_those_since_the_last_answer() {
         let open = [
             line(1, RecordKind::TurnStarted, ""),
             line(2, RecordKind::ToolIntent, ""),
@@ -291,6 +295,17 @@ mod tests {
         let with_texts = || LoopSpans::start_with_texts(&gateway(), agent());
         assert_eq!(queued(with_texts(), &[]), 0);
         assert_eq!(queued(with_texts(), &open[3..]), 2);
+        let mut answered = open;
+        answered[3].seq = 5;
+        let answer = line(4, RecordKind::CallAnswered, "");
+        let spans = with_texts().resume((&[&answered[..3], &[answer]].concat(), &answered[3..]), &journal);
+        let parts = spans.0.unwrap();
+        parts.task.abort();
+        assert_eq!(
+            QUEUE - parts.queue.capacity(),
+            1,
+            "its result was there before the answer"
+        );
     }
 
     #[tokio::test]

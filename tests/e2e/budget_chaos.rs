@@ -40,10 +40,16 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(60, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let window = WINDOW as u64;
+    assert!(
+        seconds > window,
+        "AGENTLOOP_E2E_CHAOS_SECONDS is more than the window of {window} s"
+    );
     let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
-    let window = json!({"rolling": {"seconds": 40}});
+    let window = json!({"rolling": {"seconds": window}});
     let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
     namespace.kubectl.apply(&manifest("all", &spec));
     // Long answers, as far as half of the window goes, and a short history: what a call may cost and what it does cost are

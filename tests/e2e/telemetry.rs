@@ -1,5 +1,5 @@
-//! Telemetry as the chart sets it up: a real collector receives traces, logs and metrics of all parts, and the API server
-//! says who may read `/metrics`.
+//! Telemetry as the chart sets it up: a real collector receives traces, logs and metrics of the controller, a gateway and
+//! a worker, and the API server says who may read `/metrics`.
 
 use std::net::SocketAddr;
 
@@ -69,7 +69,7 @@ fn the_release_exports_to_a_collector_and_shows_metrics_to_authorized_accounts_o
     runtime.block_on(scraped(&cluster.system, &namespace));
 }
 
-/// Waits until each part has sent each kind of telemetry that it has.
+/// Waits until there are traces of a turn and of a reconcile, logs of each component, and metrics.
 async fn exported(receiver: &Receiver) {
     receiver
         .until("a turn with its call", |spans| {
@@ -80,6 +80,11 @@ async fn exported(receiver: &Receiver) {
             };
             let mut turns = spans.iter().filter(|span| span.name == "invoke_agent observed");
             turns.any(|turn| is_root(turn) && is_call(&turn.span_id))
+        })
+        .await;
+    receiver
+        .until("a reconcile", |spans| {
+            spans.iter().any(|span| span.name == "reconcile agent")
         })
         .await;
     let is_of = |line: &ReceivedLine, component: &str| line.of("agentloop.component") == component;

@@ -6,6 +6,33 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::Command;
 
+/// One released volume and four events of it. Its phase is still `Released` when it is offered, and then a claim takes it and
+/// writes to it. The second watch ends the script.
+const KUBECTL: &str = r#"#!/bin/sh
+case "$*" in
+  *--watch*)
+    mkdir "$RUN/watched" || kill -TERM 0
+    printf 'volume-001 Released\nvolume-001 Released\nvolume-001 Available\nvolume-001 Released\n' ;;
+  *" get persistentvolume volume-001 "*)
+    cat "$RUN/state"
+    if [ -e "$RUN/offers" ]; then
+      printf 'Bound uid-2' >"$RUN/state"
+      echo kept >"$RUN/volumes/volume-001/journal"
+    fi ;;
+  *" patch persistentvolume volume-001 "*)
+    ls "$RUN/volumes/volume-001" >>"$RUN/left"
+    echo offered >>"$RUN/offers"
+    printf 'Released ' >"$RUN/state" ;;
+esac
+"#;
+
+#[test].
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::Command;
+
 /// One released volume, three events of it. A claim takes the volume as soon as it is offered and writes to it. The second
 /// watch ends the script.
 const KUBECTL: &str = r#"#!/bin/sh
@@ -32,7 +59,7 @@ fn a_volume_is_emptied_once_and_never_under_its_next_claim() {
     let volume = run.path().join("volumes/volume-001");
     std::fs::create_dir_all(volume.join("state")).unwrap();
     std::fs::write(volume.join("state/journal"), "of the claim before").unwrap();
-    std::fs::write(run.path().join("phase"), "Released").unwrap();
+    std::fs::write(run.path().join("state"), "Released uid-1").unwrap();
 
     let ended = Command::new("bash")
         .args([

@@ -48,8 +48,8 @@ const MUST_BE_KNOWN: [(AmountKind, &str); 3] = [
     (AmountKind::Cost, "the cost"),
 ];
 /// Why calls have no input and output tokens, and what to do.
-const ONLY_SINCE: &str =
-    ": calls of earlier releases and calls whose usage was not reported have none; leave them out with --since";
+const ONLY_SINCE: &str = ": calls of earlier releases, calls whose lines the journal has removed, and calls \
+                          whose usage was not reported have none; leave them out with --since";
 
 /// A simulation under way.
 struct ReplayState {

@@ -538,8 +538,13 @@ fn reason_of(limit: &str) -> &str {
 /// Whether a message has the name of a field, if not as a whole, at the end where it is cut.
 fn names_field(message: &str, field: &str) -> bool {
     let least = field.find('.').unwrap();
-    // Long numbers leave no room for the name; the part of the spec is named before them.
-    let names_part = |cut: &str| cut.contains(" raise") && cut.contains(&field[..least]);
+    // Long numbers leave no room for the name; the part of the spec and the unit are named before them.
+    let unit = match &field[least + 1..] {
+        "inputTokens" => "input tokens left",
+        "outputTokens" => "output tokens left",
+        _ => " left",
+    };
+    let names_part = |cut: &str| cut.contains(&field[..least]) && cut.contains(unit) && cut.contains(" raise");
     let ends = |cut: &str| names_part(cut) || (least..field.len()).any(|end| cut.ends_with(&field[..end]));
     message.contains(field) || message.strip_suffix('…').is_some_and(ends)
 }
