@@ -231,7 +231,9 @@ mod tests {
             (vec![2], vec![large], Duration::ZERO),
             (vec![], vec![2], HOUR),
         ] {
-            arriving.into_iter().for_each(|bytes| queue.push(vec![0_u8; bytes]));
+            for bytes in arriving {
+                queue.push(vec![0_u8; bytes]);
+            }
             let started = Instant::now();
             let batch = queue.next_batch(9, HOUR, &closing).await.unwrap();
             assert_eq!(batch.iter().map(Vec::len).collect::<Vec<_>>(), expected);

@@ -26,29 +26,6 @@ case "$*" in
 esac
 "#;
 
-#[test].
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::Command;
-
-/// One released volume, three events of it. A claim takes the volume as soon as it is offered and writes to it. The second
-/// watch ends the script.
-const KUBECTL: &str = r#"#!/bin/sh
-case "$*" in
-  *--watch*)
-    mkdir "$RUN/watched" || kill -TERM 0
-    printf 'volume-001 Released\nvolume-001 Released\nvolume-001 Available\nvolume-001 Released\n' ;;
-  *" get persistentvolume volume-001 "*) cat "$RUN/phase" ;;
-  *" patch persistentvolume volume-001 "*)
-    ls "$RUN/volumes/volume-001" >>"$RUN/left"
-    echo offered >>"$RUN/offers"
-    printf Bound >"$RUN/phase"
-    echo kept >"$RUN/volumes/volume-001/journal" ;;
-esac
-"#;
-
 #[test]
 fn a_volume_is_emptied_once_and_never_under_its_next_claim() {
     let run = tempfile::tempdir().unwrap();
