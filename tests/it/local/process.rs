@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 /// Longest wait for anything in these tests.
-pub const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+pub const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 /// Stands in every instruction, answer and secret; may stand in no output.
 pub const CANARY: &str = "canary-3c9a";
 

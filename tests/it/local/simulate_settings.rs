@@ -29,7 +29,7 @@ const SLACK: i64 = 1_400;
 const MAX_OUTPUT: i64 = 150;
 const LEFT_OUTPUT: i64 = 60;
 /// How much later the loops of one run may start than others, on a loaded machine.
-const LAG: SignedDuration = SignedDuration::from_secs(30);
+const LAG: SignedDuration = SignedDuration::from_secs(60);
 
 fn price() -> Value {
     json!({"inputPerMillion": "2.00", "outputPerMillion": "10.00"})
