@@ -3,7 +3,8 @@
 //!
 //! Never waits and never fails: without room in the queue, spans are dropped. A restarted worker reads the lines of its
 //! open turn again, so the spans of that turn are complete. Lines of the last batch of a killed worker give their spans
-//! again, with the same ids, and so may those of runs since the last answer. Texts are in spans only if the gateway says so, see [`SpanTexts`].
+//! again, with the same ids. Texts are in spans only if the gateway says so, see [`SpanTexts`]; then the runs since the last
+//! answer give their spans again, too.
 
 use std::time::Duration;
 
@@ -281,12 +282,13 @@ mod tests {
         ];
         let dir = tempfile::tempdir().unwrap();
         let journal = journal(dir.path());
-        let queued = |spans: LoopSpans, unlogged_lines: &[JournalLine]| {
-            let spans = spans.resume((&open, unlogged_lines), &journal);
+        let queued_of = |spans: LoopSpans, lines: (&[JournalLine], &[JournalLine])| {
+            let spans = spans.resume(lines, &journal);
             let parts = spans.0.unwrap();
             parts.task.abort();
             QUEUE - parts.queue.capacity()
         };
+        let queued = |spans, unlogged_lines| queued_of(spans, (&open, unlogged_lines));
         let bare = || LoopSpans::start(&gateway(), agent());
         assert_eq!(queued(bare(), &[]), 0);
         assert_eq!(queued(bare(), &open[3..]), 1);
@@ -295,17 +297,11 @@ mod tests {
         let with_texts = || LoopSpans::start_with_texts(&gateway(), agent());
         assert_eq!(queued(with_texts(), &[]), 0);
         assert_eq!(queued(with_texts(), &open[3..]), 2);
-        let mut answered = open;
-        answered[3].seq = 5;
         let answer = line(4, RecordKind::CallAnswered, "");
-        let spans = with_texts().resume((&[&answered[..3], &[answer]].concat(), &answered[3..]), &journal);
-        let parts = spans.0.unwrap();
-        parts.task.abort();
-        assert_eq!(
-            QUEUE - parts.queue.capacity(),
-            1,
-            "its result was there before the answer"
-        );
+        let sent = [&open[..3], &[answer]].concat();
+        let last = [line(5, RecordKind::TurnFailed, "Timeout")];
+        let again = queued_of(with_texts(), (&sent, &last));
+        assert_eq!(again, 1, "its result was there before the answer");
     }
 
     #[tokio::test]

@@ -11,14 +11,17 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, openai};
 use super::budgets::manifest;
-use super::cluster::{self, AGENTS, LEADER, Namespace, SYSTEM, alone, figure};
+use super::cluster::{LEADER, Namespace, SettingsGuard, alone, figure};
 use super::model_server::{self, Line};
 use super::node;
 use crate::support::kubectl::Kubectl;
 
 const COUNT: usize = 20;
-/// Length of the rolling window in seconds.
-const WINDOW: f64 = 40.0;
+/// Length of the rolling window.
+const WINDOW_SECONDS: u32 = 40;
+/// The same for the clock of the record.
+#[allow(clippy::cast_lossless)] // `From` is not const.
+const WINDOW: f64 = WINDOW_SECONDS as f64;
 /// What the Agents may use in one window. They could use more, also on a machine that makes 20 calls a second while it is
 /// busy with other tests: a window that is too short for that never fills.
 const LIMIT: i64 = 5_000_000;
@@ -40,16 +43,14 @@ fn no_window_passes_its_limit_while_leaders_workers_and_gateways_are_killed() {
     let seconds: u64 = seconds.map_or(60, |text| {
         text.parse().expect("AGENTLOOP_E2E_CHAOS_SECONDS is a number")
     });
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let window = WINDOW as u64;
     assert!(
-        seconds > window,
-        "AGENTLOOP_E2E_CHAOS_SECONDS is more than the window of {window} s"
+        seconds > WINDOW_SECONDS.into(),
+        "AGENTLOOP_E2E_CHAOS_SECONDS is more than the window of {WINDOW_SECONDS} s"
     );
-    let short = ShortLeaseGuard::start(&cluster.system, 3, 1);
+    let short = SettingsGuard::short_lease(&cluster.system, (3, 1));
     let namespace = Namespace::new(&cluster.system, "chaos");
     let label = |number: usize| format!("{}.{number}", namespace.kubectl.namespace());
-    let window = json!({"rolling": {"seconds": window}});
+    let window = json!({"rolling": {"seconds": WINDOW_SECONDS}});
     let spec = json!({"selector": {}, "limits": {"tokens": LIMIT}, "window": window});
     namespace.kubectl.apply(&manifest("all", &spec));
     // Long answers, as far as half of the window goes, and a short history: what a call may cost and what it does cost are
@@ -171,31 +172,6 @@ pub fn kill_pod(system: &Kubectl, pod: &Value) {
     node::strike(pod, "controller", "KILL");
     let name = pod["metadata"]["name"].as_str().expect("a pod has a name");
     system.run(&["delete", "pod", name, "--grace-period=0", "--force", "--wait=false"]);
-}
-
-/// A Lease so short that each killed leader is followed soon; the chart's own again with the end of the value.
-pub struct ShortLeaseGuard<'a>(&'a Kubectl);
-
-impl<'a> ShortLeaseGuard<'a> {
-    /// Of `duration` seconds, renewed after `renew` seconds.
-    pub fn start(system: &'a Kubectl, duration: u64, renew: u64) -> Self {
-        let settings =
-            format!("leaderElection.leaseDurationSeconds={duration},leaderElection.renewIntervalSeconds={renew}");
-        cluster::install(system, &["--set", &settings]);
-        cluster::leader(system);
-        Self(system)
-    }
-}
-
-impl Drop for ShortLeaseGuard<'_> {
-    fn drop(&mut self) {
-        cluster::restore(|| cluster::install(self.0, &[]));
-        let dump = |args: &[&str]| eprintln!("{}", self.0.run(args).stdout);
-        if std::thread::panicking() {
-            dump(&["get", AGENTS, "--all-namespaces", "-o", "wide"]);
-            dump(&["-n", SYSTEM, "get", "pods"]);
-        }
-    }
 }
 
 /// One call as its server counted it.

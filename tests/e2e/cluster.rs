@@ -137,6 +137,44 @@ pub fn restore(install: impl FnOnce()) {
     }
 }
 
+/// The release with other settings; the chart's own again with the end of the value.
+pub struct SettingsGuard<'a>(&'a Kubectl);
+
+impl<'a> SettingsGuard<'a> {
+    /// `settings`: for `helm --set`.
+    pub fn start(system: &'a Kubectl, settings: &str) -> Self {
+        install(system, &["--set", settings]);
+        leader(system);
+        Self(system)
+    }
+
+    /// A Lease of `duration` seconds, renewed after `renew` seconds: so short that each killed leader is followed soon.
+    pub fn short_lease(system: &'a Kubectl, (duration, renew): (u64, u64)) -> Self {
+        let settings =
+            format!("leaderElection.leaseDurationSeconds={duration},leaderElection.renewIntervalSeconds={renew}");
+        Self::start(system, &settings)
+    }
+}
+
+impl Drop for SettingsGuard<'_> {
+    fn drop(&mut self) {
+        restore(|| install(self.0, &[]));
+        if std::thread::panicking() {
+            show(self.0, &["get", AGENTS, "--all-namespaces", "-o", "wide"]);
+            show(&self.0.in_namespace(SYSTEM), &["get", "pods"]);
+        }
+    }
+}
+
+/// A runtime for servers that a test without one of its own runs.
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
 /// The replica that leads, once it runs: the one that holds the Lease and has the label. The label alone stays on a replica that
 /// was killed until its process runs again.
 pub fn leader(system: &Kubectl) -> Value {

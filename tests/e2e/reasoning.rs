@@ -4,8 +4,9 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, anthropic, openai};
-use super::cluster::{Namespace, shared};
+use super::cluster::{Namespace, runtime, shared};
 use crate::gateway::strict::{self, ProviderFlavor, StrictProvider};
+use crate::support::clusters::host_for_pods;
 
 const KINDS: [(&str, ProviderFlavor); 4] = [
     ("claude", ProviderFlavor::Claude),
@@ -20,12 +21,8 @@ const CUT: usize = 2;
 fn providers_that_refuse_lost_signatures_answer_a_turn_that_began_in_another_pod() {
     let Some(cluster) = shared() else { return };
     let namespace = Namespace::new(&cluster.system, "reasoning");
-    let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let host = host_for_pods();
+    let runtime = runtime();
     let agents = KINDS.map(|(name, kind)| {
         let (strict, address) = runtime.block_on(StrictProvider::start(&host, kind, Some(CUT)));
         let mut model = if kind == ProviderFlavor::Claude {

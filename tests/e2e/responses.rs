@@ -11,6 +11,9 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
+use super::cluster::runtime;
+use crate::support::clusters::host_for_pods;
+
 /// One request, whether it was accepted or not.
 #[derive(Clone, Debug)]
 pub struct ReceivedResponse {
@@ -49,17 +52,13 @@ pub struct ResponseReceiver {
 impl ResponseReceiver {
     /// A server that answers every request whose number is a multiple of `refuses_each` with 503, after it has read it.
     pub fn start(refuses_each: usize) -> Self {
-        let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
+        let host = host_for_pods();
         let shared = Arc::new(Shared {
             received: Mutex::default(),
             news: Condvar::new(),
             refuses_each,
         });
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let runtime = runtime();
         let listener = tokio::net::TcpListener::bind((host, 0));
         let listener = runtime.block_on(listener).expect("the address of the node");
         let address = listener.local_addr().expect("it listens");

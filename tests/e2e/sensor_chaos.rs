@@ -12,8 +12,8 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::budget_chaos::{ShortLeaseGuard, kill_pod, leading};
-use super::cluster::{Namespace, alone, figure};
+use super::budget_chaos::{kill_pod, leading};
+use super::cluster::{Namespace, SettingsGuard, alone, figure};
 use super::node::{self, Frozen};
 use super::process_chaos::restarts;
 use super::sensor_pods::{KEY, POD, SENSORS, Sender, until_listening};
@@ -75,7 +75,7 @@ END;
 fn each_of_ten_thousand_webhooks_takes_effect_once_per_agent_under_kills_and_freezes() {
     let Some(cluster) = alone() else { return };
     let seconds = setting("AGENTLOOP_E2E_CHAOS_SECONDS").unwrap_or(30);
-    let _short = ShortLeaseGuard::start(&cluster.system, LEASE.0, LEASE.1);
+    let _short = SettingsGuard::short_lease(&cluster.system, LEASE);
     let namespace = Namespace::new(&cluster.system, "sensor-chaos");
     let kubectl = &namespace.kubectl;
     let agents = receivers(&namespace);

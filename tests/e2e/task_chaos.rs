@@ -14,8 +14,7 @@ use rusqlite::{Connection, Row};
 use serde_json::{Value, json};
 
 use super::agents::{Agent, script, scripted};
-use super::budget_chaos::ShortLeaseGuard;
-use super::cluster::{Namespace, alone, figure};
+use super::cluster::{Namespace, SettingsGuard, alone, figure};
 use super::link_client::{LinkUser, block_on};
 use super::node;
 use super::responses::{ReceivedResponse, ResponseReceiver};
@@ -64,7 +63,7 @@ enum TaskChannel {
 fn each_task_of_three_clients_is_answered_once_and_in_turn_while_every_part_is_killed() {
     let Some(cluster) = alone() else { return };
     let count = usize::try_from(setting("AGENTLOOP_E2E_TASKS").unwrap_or(TASKS)).unwrap();
-    let _short = ShortLeaseGuard::start(&cluster.system, LEASE.0, LEASE.1);
+    let _short = SettingsGuard::short_lease(&cluster.system, LEASE);
     let namespace = Namespace::new(&cluster.system, "task-chaos");
     let kubectl = &namespace.kubectl;
     let receiver = ResponseReceiver::start(REFUSES_EACH);

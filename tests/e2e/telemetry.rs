@@ -7,40 +7,20 @@ use pretty_assertions::assert_eq;
 use serde_json::json;
 
 use super::agents::{Agent, script, scripted};
-use super::cluster::{self, Namespace, RELEASE, SYSTEM, alone};
+use super::cluster::{self, Namespace, RELEASE, SYSTEM, SettingsGuard, alone};
 use crate::metrics_tls::client;
+use crate::support::clusters::host_for_pods;
 use crate::support::kubectl::Kubectl;
 use crate::support::otlp::{Collector, ReceivedLine, Receiver, is_root};
 
 /// Answers of the model, which are in no telemetry.
 const CANARY: &str = "canary-answer";
 
-/// The release with these settings; the chart's own again with the end of the value.
-struct SettingsGuard<'a>(&'a Kubectl);
-
-impl<'a> SettingsGuard<'a> {
-    fn start(system: &'a Kubectl, settings: &str) -> Self {
-        cluster::install(system, &["--set", settings]);
-        cluster::leader(system);
-        Self(system)
-    }
-}
-
-impl Drop for SettingsGuard<'_> {
-    fn drop(&mut self) {
-        cluster::restore(|| cluster::install(self.0, &[]));
-    }
-}
-
 #[test]
 fn the_release_exports_to_a_collector_and_shows_metrics_to_authorized_accounts_only() {
     let Some(cluster) = alone() else { return };
-    let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .expect("a runtime");
+    let host = host_for_pods();
+    let runtime = cluster::runtime();
     let receiver = runtime.block_on(Receiver::start());
     let collector = runtime.block_on(Collector::start_on(&host, receiver.address));
     let settings = format!(

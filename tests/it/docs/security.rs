@@ -56,6 +56,12 @@ fn collect(folder: &str, names: &mut BTreeSet<String>) {
     }
 }
 
+fn assert_exist(tests: &[&str], functions: &BTreeSet<String>, row: &str) {
+    for test in tests {
+        assert!(functions.contains(*test), "«{row}»: no test {test}");
+    }
+}
+
 #[test]
 fn every_test_that_the_table_of_threats_names_exists() {
     let page = Page::read("docs/security/threats.md");
@@ -69,10 +75,8 @@ fn every_test_that_the_table_of_threats_names_exists() {
         let tests: Vec<&str> = code_spans(&row[4]).collect();
         // A threat that agentloop does not answer says so.
         assert!(!tests.is_empty() || row[4] == "none", "no test: {row:?}");
-        for test in tests {
-            count += 1;
-            assert!(functions.contains(test), "«{}»: no test {test}", row[0]);
-        }
+        count += tests.len();
+        assert_exist(&tests, &functions, &row[0]);
     }
     assert!(count > 40, "only {count} tests");
 }
@@ -87,9 +91,7 @@ fn every_risk_of_a_loop_names_tests_that_exist() {
     for row in &rows {
         let tests: Vec<&str> = code_spans(&row[2]).collect();
         assert!(!tests.is_empty(), "no test: {row:?}");
-        for test in tests {
-            assert!(functions.contains(test), "«{}»: no test {test}", row[0]);
-        }
+        assert_exist(&tests, &functions, &row[0]);
     }
 }
 

@@ -48,3 +48,8 @@ pub fn skip(why: &str) {
     );
     eprintln!("SKIPPED: {why}");
 }
+
+/// The address of this machine that pods of the test cluster reach, where the model servers are.
+pub fn host_for_pods() -> String {
+    std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into())
+}

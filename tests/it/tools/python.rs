@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::clusters::has;
+use crate::support::clusters::{has, host_for_pods};
 
 /// Which generation of the protocol the server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +74,7 @@ impl McpServer {
 
     /// One that pods of the test cluster reach too, where the model servers are.
     pub fn for_pods(edition: Edition) -> Self {
-        let host = std::env::var("AGENTLOOP_MODEL_HOST").unwrap_or_else(|_| "198.18.0.1".into());
-        let mut server = Self::on(&host, 0, edition, &[]);
+        let mut server = Self::on(&host_for_pods(), 0, edition, &[]);
         server.go();
         server
     }
