@@ -34,6 +34,7 @@ use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::namespace_objects::{NamespaceObjects, SharedObjects};
 use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::watch::{follow, join, scoped_api, scopes};
+use crate::controller::runtime::watch_backoff::WatchBackoff;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::controller::runtime::{self, EventSink, WallClock};
 use crate::controller::sensor::SensorRegistry;
@@ -188,7 +189,7 @@ async fn watch_agents(
     mut writer: Writer<GuardedObject<Agent>>,
 ) {
     let (shared, namespace) = (&context.shared, scope.namespace.as_deref());
-    let stream = watcher(scoped_api(&shared.client, namespace), watching()).default_backoff();
+    let stream = watcher(scoped_api(&shared.client, namespace), watching()).backoff(WatchBackoff::default());
     let mut seen = ReconcileTriggers::default();
     let mut listed = BTreeSet::new();
     let handle = |event: Event<GuardedObject<Agent>>| {
@@ -263,7 +264,7 @@ async fn watch_pods(context: Arc<ReconcileContext>, scope: Arc<AgentScope>, writ
     let (shared, namespace) = (&context.shared, scope.namespace.as_deref());
     let config = watching().labels(AGENT_LABEL);
     let stream = watcher(scoped_api(&shared.client, namespace), config)
-        .default_backoff()
+        .backoff(WatchBackoff::default())
         .reflect(writer);
     let mut listed = BTreeSet::new();
     let handle = |event: Event<WatchedPod>| match event {

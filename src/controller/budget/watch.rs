@@ -23,6 +23,7 @@ use crate::api::{AgentBudget, NamespacedName};
 use crate::controller::connection::watching;
 use crate::controller::runtime::guarded::GuardedObject;
 use crate::controller::runtime::watch::{follow, scoped_api};
+use crate::controller::runtime::watch_backoff::WatchBackoff;
 
 /// How long after a refusal namespaces are listed again: a missing permission is normal in a namespaced installation, and
 /// should cost neither requests nor lines of the log.
@@ -41,7 +42,8 @@ impl BudgetLedger {
     }
 
     async fn watch_budgets(&self, namespace: Option<String>) {
-        let stream = watcher(scoped_api(&self.client, namespace.as_deref()), watching()).default_backoff();
+        let stream =
+            watcher(scoped_api(&self.client, namespace.as_deref()), watching()).backoff(WatchBackoff::default());
         let mut listing = Vec::new();
         let handle = |event: Event<GuardedObject<AgentBudget>>| match event {
             Event::Apply(budget) => self.seen(budget),
@@ -90,7 +92,7 @@ impl BudgetLedger {
     /// Follows the labels of namespaces until that is forbidden.
     async fn follow_namespaces(&self) -> Result<(), NamespacesForbidden> {
         let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
-        let stream = watcher(api, watching()).default_backoff();
+        let stream = watcher(api, watching()).backoff(WatchBackoff::default());
         let mut stream = std::pin::pin!(stream);
         let mut listing = BTreeMap::new();
         let labels = |namespace: &PartialObjectMeta<Namespace>| namespace.labels().clone();

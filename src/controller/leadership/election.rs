@@ -21,6 +21,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::controller::runtime::watch_backoff::WatchBackoff;
+
 /// Name of the Lease, in the controller's namespace.
 pub const LEASE_NAME: &str = "agentloop-controller";
 /// Label of the leader's pod.
@@ -110,7 +112,7 @@ impl LeaderCandidate {
 
     /// Follows the Lease until this replica acquires it; `None`: the watch ended and must be restarted.
     async fn compete(&self, following: &impl Fn()) -> Option<RenewedLease> {
-        let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).default_backoff();
+        let versions = watcher::watch_object(self.leases(&self.client), LEASE_NAME).backoff(WatchBackoff::default());
         // Local times: `since` is the last change of the Lease, `confirmed` the last confirmed read of it.
         pin_mut!(versions);
         let mut seen = next(&mut versions).await?;

@@ -24,6 +24,7 @@ pub(in crate::controller) mod shared_objects;
 pub(in crate::controller) mod status_throttle;
 pub(in crate::controller) mod status_writer;
 pub(in crate::controller) mod watch;
+pub(in crate::controller) mod watch_backoff;
 pub(in crate::controller) mod watched_pod;
 
 use std::sync::Arc;

@@ -26,6 +26,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::guarded::{GuardedObject, InvalidObject};
 use crate::controller::runtime::queue::Priority;
 use crate::controller::runtime::watch::{follow, join, scoped_api, scopes};
+use crate::controller::runtime::watch_backoff::WatchBackoff;
 use crate::controller::runtime::watched_pod::WatchedPod;
 use crate::controller::runtime::{self, ReconcileResult, Reconciler, Requeue};
 use crate::telemetry::reconcile_traces::ReconcileTracer;
@@ -118,11 +119,13 @@ impl SensorRegistry {
     async fn watch_children(self: Arc<Self>, scope: Option<String>) {
         let (client, scope) = (&self.setup.client, scope.as_deref());
         let config = || watching().labels(SENSOR_LABEL);
-        let sets = watcher(scoped_api::<PartialObjectMeta<StatefulSet>>(client, scope), config()).default_backoff();
-        let services = watcher(scoped_api::<PartialObjectMeta<Service>>(client, scope), config()).default_backoff();
-        let policies =
-            watcher(scoped_api::<PartialObjectMeta<NetworkPolicy>>(client, scope), config()).default_backoff();
-        let pods = watcher(scoped_api::<WatchedPod>(client, scope), config()).default_backoff();
+        let sets = watcher(scoped_api::<PartialObjectMeta<StatefulSet>>(client, scope), config())
+            .backoff(WatchBackoff::default());
+        let services =
+            watcher(scoped_api::<PartialObjectMeta<Service>>(client, scope), config()).backoff(WatchBackoff::default());
+        let policies = watcher(scoped_api::<PartialObjectMeta<NetworkPolicy>>(client, scope), config())
+            .backoff(WatchBackoff::default());
+        let pods = watcher(scoped_api::<WatchedPod>(client, scope), config()).backoff(WatchBackoff::default());
         tokio::join!(
             self.follow_children((ChildKind::Set, scope), sets, ObservedChild::set),
             self.follow_children((ChildKind::Service, scope), services, ObservedChild::service),
@@ -171,7 +174,7 @@ impl SensorRegistry {
         store: Store<GuardedObject<Sensor>>,
     ) {
         let stream = watcher(scoped_api(&self.setup.client, scope.as_deref()), watching())
-            .default_backoff()
+            .backoff(WatchBackoff::default())
             .reflect(writer);
         let handle = |event: Event<GuardedObject<Sensor>>| match event {
             Event::Apply(sensor) => self.sensor_applied(&sensor),
