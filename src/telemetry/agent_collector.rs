@@ -69,8 +69,10 @@ impl SeriesSource for AgentCollector {
         let agents = (self.agents)();
         let mut starts = LabelStarts::default();
         agents(&mut |agent| {
-            let [namespace, name] = id(agent);
-            starts.push(&[(ID_LABELS[0], namespace), (ID_LABELS[1], name)]);
+            let metadata = &agent.metadata;
+            let [namespace, name] =
+                [&metadata.namespace, &metadata.name].map(|part| part.as_deref().unwrap_or_default());
+            starts.push([(ID_LABELS[0], namespace), (ID_LABELS[1], name)]);
         });
         for (metric, write) in FAMILIES.iter().filter(|(metric, _)| self.level.includes(metric)) {
             let mut family = out.family((*metric).into());
@@ -80,15 +82,15 @@ impl SeriesSource for AgentCollector {
                 if !family.is_open() {
                     return;
                 }
-                family.start_with(starts.next().unwrap_or_default());
-                let id = id(agent);
+                let start = starts.next().unwrap_or_default();
+                family.start_with(start);
                 let facts = AgentSamples {
                     agent,
-                    id,
+                    id: start.values,
                     gateways: &self.gateways,
                     sampled: &self.sampled,
                 };
-                write(&facts, &mut Samples::new(&mut family, metric, &id));
+                write(&facts, &mut Samples::new(&mut family, metric, &start.values));
             });
         }
     }
@@ -97,15 +99,10 @@ impl SeriesSource for AgentCollector {
 /// The first labels of all series of an Agent.
 const ID_LABELS: [&str; 2] = ["namespace", "agent"];
 
-/// The values of [`ID_LABELS`].
-fn id(agent: &Agent) -> [&str; 2] {
-    let metadata = &agent.metadata;
-    [&metadata.namespace, &metadata.name].map(|part| part.as_deref().unwrap_or_default())
-}
-
 /// An Agent, and what is known of it elsewhere.
 struct AgentSamples<'a> {
     agent: &'a Agent,
+    /// Namespace and name.
     id: [&'a str; 2],
     gateways: &'a GatewayCounts,
     sampled: &'a SampledTraces,

@@ -267,20 +267,20 @@ impl<'a> MetricWriter<'a> {
 pub type Labels<'a> = [(&'a str, &'a str)];
 
 fn write_escaped(text: &mut Vec<u8>, value: &str, quotes: bool) {
+    let is_special = |one: u8| matches!(one, b'\\' | b'\n') | (quotes & (one == b'"'));
     let mut rest = value.as_bytes();
-    while let Some(at) = rest.iter().position(|one| match one {
-        b'\\' | b'\n' => true,
-        b'"' => quotes,
-        _ => false,
-    }) {
-        let (before, special) = rest.split_at(at);
-        text.extend_from_slice(before);
-        text.extend_from_slice(match special.first() {
-            Some(b'\n') => b"\\n",
-            Some(b'"') => b"\\\"",
-            _ => b"\\\\",
-        });
-        rest = special.get(1..).unwrap_or_default();
+    // Nearly no value has one. Without a way out of the loop, it compares many bytes at once.
+    if rest.iter().fold(false, |found, one| found | is_special(*one)) {
+        while let Some(at) = rest.iter().position(|one| is_special(*one)) {
+            let (before, special) = rest.split_at(at);
+            text.extend_from_slice(before);
+            text.extend_from_slice(match special.first() {
+                Some(b'\n') => b"\\n",
+                Some(b'"') => b"\\\"",
+                _ => b"\\\\",
+            });
+            rest = special.get(1..).unwrap_or_default();
+        }
     }
     text.extend_from_slice(rest);
 }
@@ -293,12 +293,15 @@ fn write_label(text: &mut Vec<u8>, name: &str, value: &str, first: &mut bool) {
     text.push(b'"');
 }
 
-/// The labels that all samples of an object begin with, as they are written.
+/// The two labels that all samples of an object begin with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LabelStart<'a> {
+    /// As they are written.
     text: &'a [u8],
-    /// How many labels it has.
+    /// How many labels the text has; 0 without an object.
     count: usize,
+    /// Their values.
+    pub(super) values: [&'a str; 2],
 }
 
 /// The first labels of each object of a snapshot, in its order.
@@ -308,29 +311,37 @@ pub(super) struct LabelStart<'a> {
 #[derive(Debug, Default)]
 pub(super) struct LabelStarts {
     text: Vec<u8>,
-    /// Where the text of each object ends, and how many labels it has.
-    ends: Vec<(usize, usize)>,
+    values: String,
+    /// Where the text and the values of each object end.
+    ends: Vec<(usize, [usize; 2])>,
 }
 
 impl LabelStarts {
     /// Adds the labels of the next object.
-    pub(super) fn push(&mut self, labels: &Labels<'_>) {
+    pub(super) fn push(&mut self, labels: [(&str, &str); 2]) {
         let mut first = true;
-        for (name, value) in labels {
+        let ends = labels.map(|(name, value)| {
             write_label(&mut self.text, name, value, &mut first);
-        }
-        self.ends.push((self.text.len(), labels.len()));
+            self.values.push_str(value);
+            self.values.len()
+        });
+        self.ends.push((self.text.len(), ends));
     }
 
     /// The labels of each object.
     pub(super) fn iter(&self) -> impl Iterator<Item = LabelStart<'_>> {
-        let mut start = 0;
-        self.ends.iter().map(move |(end, count)| LabelStart {
+        let (mut text, mut value) = (0, 0);
+        self.ends.iter().map(move |(text_end, value_ends)| LabelStart {
             text: self
                 .text
-                .get(std::mem::replace(&mut start, *end)..*end)
+                .get(std::mem::replace(&mut text, *text_end)..*text_end)
                 .unwrap_or_default(),
-            count: *count,
+            count: value_ends.len(),
+            values: value_ends.map(|end| {
+                self.values
+                    .get(std::mem::replace(&mut value, end)..end)
+                    .unwrap_or_default()
+            }),
         })
     }
 }

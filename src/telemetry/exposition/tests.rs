@@ -213,7 +213,7 @@ fn labels_that_are_written_once_for_all_families_are_the_same_text() {
     let objects = [["team-a", "x"], ["", "\"\\\n§"], ["team-b", ""]];
     let mut starts = LabelStarts::default();
     for [namespace, name] in objects {
-        starts.push(&[("namespace", namespace), ("name", name)]);
+        starts.push([("namespace", namespace), ("name", name)]);
     }
     let written = |once: bool| {
         let mut text = Vec::new();
@@ -232,6 +232,7 @@ fn labels_that_are_written_once_for_all_families_are_the_same_text() {
         ] {
             let mut family = writer.family(head);
             for ([namespace, name], start) in objects.into_iter().zip(starts.iter()) {
+                assert_eq!(start.values, [namespace, name]);
                 if once {
                     family.start_with(start);
                 }
