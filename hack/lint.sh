@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # lint.sh        checks scripts with shellcheck; the chart with helm lint and, as it renders, with kubeconform and checkov; the
-#                examples likewise; dashboards with Grafana's models; pages with vale; dependencies with cargo-deny
+#                examples and the manifests of the pages likewise; dashboards with Grafana's models; pages with vale; dependencies with cargo-deny
 # lint.sh all    and the chart with kube-score, which takes a minute to build once; so does CI=true
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -29,15 +29,24 @@ render --values hack/lint-values.yaml --set metrics.podMonitor.enabled=false,met
 module() { (cd "hack/devcluster/tools/$1" && go mod download "$2" && go list -m -f '{{.Dir}}' "$2"); }
 swagger=$(module k8s k8s.io/kubernetes)/api/openapi-spec/swagger.json
 monitoring=$(module prometheus-operator github.com/prometheus-operator/prometheus-operator)/example/prometheus-operator-crd
-mkdir "$out/monitoring"
+mkdir "$out/monitoring" "$out/gitops"
 cp "$monitoring"/monitoring.coreos.com_{servicemonitors,podmonitors,prometheusrules}.yaml "$out/monitoring"
+# What pages show for Argo CD, Flux and snapshots of volumes: definition MODULE@VERSION FILE, without the modules that it needs.
+definition() { cp "$(cd / && go mod download -json "$1" | sed -nE 's/^\t"Dir": "(.*)",/\1/p')/$2" "$out/gitops"; }
+definition github.com/argoproj/argo-cd/v3@v3.2.0 manifests/crds/application-crd.yaml
+definition github.com/fluxcd/helm-controller@v1.4.0 config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml
+definition github.com/fluxcd/kustomize-controller@v1.7.3 config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml
+definition github.com/fluxcd/source-controller@v1.7.0 config/crd/bases/source.toolkit.fluxcd.io_gitrepositories.yaml
+definition github.com/kubernetes-csi/external-snapshotter/client/v8@v8.2.0 config/crd/snapshot.storage.k8s.io_volumesnapshots.yaml
 # hack/foreign-crds has what the chart uses of the grafana-operator.
-/usr/bin/python3 hack/kube-schemas.py "$swagger" "$out/schemas" crds hack/foreign-crds "$out/monitoring"
+/usr/bin/python3 hack/kube-schemas.py "$swagger" "$out/schemas" crds hack/foreign-crds "$out/monitoring" "$out/gitops"
+/usr/bin/python3 hack/docs-manifests.py "$out/pages" *.md docs/*.md docs/*/*.md
+# The file of kustomize is no object of an API.
 conform() {
-  kubeconform -strict -summary -skip Kustomization \
+  kubeconform -strict -summary -skip kustomize.config.k8s.io/v1beta1/Kustomization \
     -schema-location "$out/schemas/{{ .ResourceKind }}{{ .KindSuffix }}.json" "$@"
 }
-conform "$out"/*.yaml deploy/*.yaml examples/*.yaml
+conform "$out"/*.yaml "$out"/pages/*.yaml deploy/*.yaml examples/*.yaml
 
 say "Security of the chart"
 # What `helm test` creates has rules of its own.

@@ -111,8 +111,8 @@ const TAIL: &str = "
 `approve` and `deny` write under your own name, which the API server returns (SelfSubjectReview, which everyone may create). `--service-account`
 needs `create` on `serviceaccounts/token` in the Agent's namespace. Port-forwards and commands in pods over WebSockets need `get` on
 `pods/portforward` and `pods/exec` too. `pods/exec` is not in the chart's roles; Kubernetes' own `edit` and `admin` have it.
-`check` and `report` also read the CustomResourceDefinitions and the Deployment of the controller, and create an Agent as a dry run; what you may
-not do is a warning. `report` also reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far
+`check` and `report` also read the CustomResourceDefinitions, the StorageClasses and the Deployment of the controller, and create an Agent as a dry
+run; what you may not do is a warning. `report` also reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far
 as you may.
 
 ## Tasks

@@ -143,6 +143,13 @@ async fn gates_of_a_budget_are_answered_and_top_ups_are_appended() {
         "team",
         &json!({"gates": [{"id": "b-1", "kind": "BudgetAsk", "argumentsHash": "c0de", "openedAt": NOW}]}),
     );
+    let other_kind = harness.run("approve team").await;
+    assert_eq!(
+        other_kind.err,
+        "error: Agent team does not exist in namespace team-a, but an AgentBudget of this name does: add --budget\n"
+    );
+    let unknown = harness.run("approve nothing").await;
+    assert_eq!(unknown.err, "error: Agent nothing does not exist in namespace team-a\n");
     harness.run("approve --budget team").await;
     assert_eq!(
         harness.budget("team")["metadata"]["annotations"]["agentloop.dev/approve"],
@@ -377,6 +384,18 @@ async fn a_check_reports_each_prerequisite_and_fails_if_one_is_missing() {
     harness.install();
     let done = harness.run("check").await;
     assert_eq!(done.status, ExitStatus::Success, "{}", done.out);
+    assert!(
+        done.out.contains("none: set spec.storage.storageClassName"),
+        "{}",
+        done.out
+    );
+    harness.server.put(
+        "storage.k8s.io/storageclasses",
+        json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": "x", "metadata": {"name": "fast",
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}),
+    );
+    let done = harness.run("check").await;
+    assert!(done.out.contains("fast"), "{}", done.out);
     assert!(done.out.contains("a valid Agent is accepted"), "{}", done.out);
     assert!(
         harness.server.list("agentloop.dev/agents").is_empty(),

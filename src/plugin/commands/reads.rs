@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, ListParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -170,6 +171,11 @@ pub(super) async fn check_rows(
     rows.push(match found {
         Ok(found) => checks::controller(namespace, &found.items),
         Err(error) => unchecked(format!("controller in namespace {namespace}"), &error)?,
+    });
+    let classes: Api<StorageClass> = Api::all(session.client.clone());
+    rows.push(match classes.list(&ListParams::default()).await {
+        Ok(found) => checks::default_class(&found.items),
+        Err(error) => unchecked(checks::DEFAULT_CLASS.to_owned(), &error)?,
     });
     for permission in permissions {
         let namespace = namespace_of(session, permission);

@@ -85,9 +85,23 @@ pub(super) async fn answer(
                 &mut pinned,
             )
         };
-        write(&session.agents(), ("Agent", &name), plan).await?
+        match write(&session.agents(), ("Agent", &name), plan).await {
+            Ok(message) => message,
+            Err(error) if is_budget(session, &arguments.name).await => {
+                return Err(PluginError::Refused(format!(
+                    "{error}, but an AgentBudget of this name does: add --budget"
+                )));
+            }
+            Err(error) => return Err(error),
+        }
     };
     screen.result(&format!("{message}\n"))
+}
+
+/// Whether the name is that of an AgentBudget and of no Agent, as far as the user may read.
+async fn is_budget(session: &PluginSession, name: &str) -> bool {
+    matches!(session.agents().get_opt(name).await, Ok(None))
+        && matches!(session.budgets().get_opt(name).await, Ok(Some(_)))
 }
 
 /// The name of the user, as the API server knows it.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
 use kube::api::{ApiResource, DynamicObject, ObjectMeta};
@@ -126,6 +127,34 @@ pub fn controller(namespace: &str, found: &[Deployment]) -> CheckRow {
         _ => CheckOutcome::Ok,
     };
     CheckRow::new(name, result, detail)
+}
+
+/// Name of the check of the default storage class.
+pub const DEFAULT_CLASS: &str = "default StorageClass";
+/// Annotations that make a class the default: the second is older, and still honored.
+const IS_DEFAULT: [&str; 2] = [
+    "storageclass.kubernetes.io/is-default-class",
+    "storageclass.beta.kubernetes.io/is-default-class",
+];
+
+/// The storage classes of the cluster: the claim of an Agent that names no class stays pending without a default.
+#[must_use]
+pub fn default_class(found: &[StorageClass]) -> CheckRow {
+    let defaults = found.iter().filter(|class| {
+        let annotations = class.annotations();
+        IS_DEFAULT
+            .iter()
+            .any(|name| annotations.get(*name).is_some_and(|value| value == "true"))
+    });
+    // Of several, Kubernetes takes the newest.
+    match defaults.max_by_key(|class| class.creation_timestamp()) {
+        Some(class) => CheckRow::new(DEFAULT_CLASS, CheckOutcome::Ok, class.name_any()),
+        None => CheckRow::new(
+            DEFAULT_CLASS,
+            CheckOutcome::Warning,
+            "none: set spec.storage.storageClassName of each Agent, or spec.storage.ephemeral",
+        ),
+    }
 }
 
 /// A permission of the user.
@@ -355,6 +384,26 @@ mod tests {
     }
 
     #[test]
+    fn the_default_class_is_the_newest_of_those_that_are_marked() {
+        let class = |name: &str, annotation: &str, value: &str, year: u16| -> StorageClass {
+            serde_json::from_value(json!({"metadata": {"name": name, "annotations": {annotation: value},
+                "creationTimestamp": format!("{year}-01-01T00:00:00Z")}, "provisioner": "x"}))
+            .unwrap()
+        };
+        let [current, older] = IS_DEFAULT;
+        let found = [
+            class("marked", current, "true", 2024),
+            class("newest", older, "true", 2025),
+            class("another", current, "false", 2026),
+        ];
+        assert_eq!(default_class(&found).detail, "newest");
+        assert_eq!(default_class(&found[..1]).detail, "marked");
+        assert_eq!(default_class(&found[..1]).result, CheckOutcome::Ok);
+        assert_eq!(default_class(&found[2..]).result, CheckOutcome::Warning);
+        assert_eq!(default_class(&[]).result, CheckOutcome::Warning);
+    }
+
+    #[test]
     fn the_agent_of_the_dry_run_is_an_agent() {
         let sample = serde_json::to_value(sample_agent("team-a")).unwrap();
         let agent: Agent = serde_json::from_value(sample).unwrap();
@@ -367,6 +416,7 @@ mod tests {
         let rows = [
             version("1", "31"),
             definition(&crd::all()[1], Some(&established())),
+            default_class(&[]),
             PERMISSIONS[0].row("team-a", true),
             PERMISSIONS[4].row("team-a", false),
             creation_not_tried("team-a"),

@@ -305,7 +305,8 @@ fn the_release_test_is_a_hook_with_minimal_permissions() {
     assert_eq!(
         definitions,
         json!([{"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"],
-            "resourceNames": names, "verbs": ["get"]}])
+            "resourceNames": names, "verbs": ["get"]},
+            {"apiGroups": ["storage.k8s.io"], "resources": ["storageclasses"], "verbs": ["list"]}])
     );
     let binding = objects.one("ClusterRoleBinding", "agentloop-agentloop-system-test");
     assert_eq!(binding["roleRef"]["name"], "agentloop-agentloop-system-test");

@@ -47,11 +47,16 @@ pub const ROLES: [(&str, &[&str]); 5] = [
 
 /// For each command: the permissions of which a user lacks one whom it refuses, the first of which comes last; and the
 /// roles that may.
-pub const COMMANDS: [(&str, &[&str], &[&str]); 17] = [
+pub const COMMANDS: [(&str, &[&str], &[&str]); 18] = [
     ("status", &[r#"list resource "agents""#], VIEWERS),
     ("status helper", &[r#"get resource "agents""#], VIEWERS),
     ("explain helper", &[r#"get resource "agents""#], VIEWERS),
     ("cost", &[r#"list resource "agents""#], VIEWERS),
+    (
+        "cost --by model --since 1h",
+        &["get agents/events", r#"list resource "agents""#],
+        VIEWERS,
+    ),
     (
         "budget top",
         &[r#"list resource "agentbudgets""#],

@@ -1,5 +1,6 @@
 //! The plugin as a program, without an API server that answers: what it says, and after which time.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinSet;
+
+use crate::support::ports::free_port;
 
 /// Longest duration of a command with a time limit of a second on a machine that is busy.
 const SOON: Duration = Duration::from_secs(20);
@@ -145,9 +148,7 @@ async fn the_first_bytes_of_a_response_do_not_end_the_time_limit() {
 
 #[tokio::test]
 async fn a_failed_connection_names_the_server_and_the_context() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let free = listener.local_addr().unwrap();
-    drop(listener);
+    let free = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let (_plain, plain) = server(|stream| answer(stream, "HTTP/1.1 400 Bad Request\r\n\r\n")).await;
     let (_closed, closed) = server(|stream| answer(stream, "")).await;
     let plugin = Plugin::new(&[
