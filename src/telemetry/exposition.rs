@@ -267,7 +267,7 @@ impl<'a> MetricWriter<'a> {
 pub type Labels<'a> = [(&'a str, &'a str)];
 
 fn write_escaped(text: &mut Vec<u8>, value: &str, quotes: bool) {
-    let is_special = |one: u8| matches!(one, b'\\' | b'\n') | (quotes & (one == b'"'));
+    let is_special = |one: u8| matches!(one, b'\\' | b'\n') || (quotes && one == b'"');
     let mut rest = value.as_bytes();
     // Nearly no value has one. Without a way out of the loop, it compares many bytes at once.
     if rest.iter().fold(false, |found, one| found | is_special(*one)) {

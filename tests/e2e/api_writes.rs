@@ -10,6 +10,9 @@ use super::cluster::{self, AGENTS, Namespace, alone, figure};
 use super::node;
 use crate::support::{http, kubectl::Kubectl};
 
+/// Seconds from one write of a status to the next one for which nobody waits.
+const STATUS_STEP: u64 = 15;
+
 /// Writes to the API server so far, by `resource/subresource verb`.
 type Writes = BTreeMap<String, u64>;
 
@@ -122,9 +125,10 @@ fn one_agent(kubectl: &Kubectl) {
                 break;
             }
         }
+        let took = created.elapsed();
         figure(
             &format!("created_to_{name}_in_status"),
-            format!("{:.1}", created.elapsed().as_secs_f64()),
+            format!("{:.1}", took.as_secs_f64()),
             "s",
         );
         let mut cost = difference(&before.0, &writes(kubectl));
@@ -142,9 +146,11 @@ fn one_agent(kubectl: &Kubectl) {
             our_events(kubectl) - before.1,
             "Events",
         );
+        // An Agent that takes longer to start has more to report.
+        let most = 4 + took.as_secs() / STATUS_STEP;
         assert!(
-            name != "running" || total(&cost) <= 4,
-            "pod, claim, two status: {cost:?}"
+            name != "running" || total(&cost) <= most,
+            "pod, claim, two status, at most {most} in {took:?}: {cost:?}"
         );
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, STARTUP, script, scripted};
 use super::cluster::{Namespace, shared};
-use super::link_client::{LinkUser, block_on, bundle};
+use super::link_client::{LinkUser, WAIT_TIMEOUT, block_on, bundle};
 use super::node;
 
 /// Stands in instructions and answers; may stand in no event.
@@ -26,17 +26,24 @@ fn viewers_read_each_event_once_over_a_port_forward_and_others_receive_403() {
     let subject = format!("--serviceaccount={}:reader", kubectl.namespace());
     kubectl.ok(&["create", "rolebinding", "reader", "--clusterrole=view", &subject]);
     let ca = bundle(kubectl);
-    let forward = cluster.system.forward("service/agentloop-link", 8443);
-    let user = |token: &str| LinkUser::new(forward.address().parse().unwrap(), &ca, token);
+    // A forward stays with one controller, whichever leads: each client has its own.
+    let connect = |token: &str| {
+        let forward = cluster.system.forward("service/agentloop-link", 8443);
+        (LinkUser::new(forward.address().parse().unwrap(), &ca, token), forward)
+    };
     let token = |account: &str| kubectl.ok(&["create", "token", account]).trim().to_owned();
-    let reader = user(&token("reader"));
+    let reader = token("reader");
+    let read = |after: i64, last: i64| {
+        let (user, _forward) = connect(&reader);
+        let is_last = |event: &Value| event["seq"] == last;
+        block_on(user.read(&agent, after, "", WAIT_TIMEOUT, is_last))
+    };
 
-    let up_to = |seq: i64| move |event: &Value| event["seq"] == seq;
-    let mut events = block_on(reader.read(&agent, 0, "", up_to(10)));
+    let mut events = read(0, 10);
     let pod = agent.until_pod(None, 30);
     node::kill(&pod, "worker");
     agent.until_restarted("worker", 1, 60);
-    events.extend(block_on(reader.read(&agent, 10, "", up_to(20))));
+    events.extend(read(10, 20));
     let numbers: Vec<i64> = events.iter().map(|event| event["seq"].as_i64().unwrap()).collect();
     assert_eq!(numbers, (1..=20).collect::<Vec<_>>());
     assert_eq!(events[0]["event"], "loop:started");
@@ -46,7 +53,8 @@ fn viewers_read_each_event_once_over_a_port_forward_and_others_receive_403() {
     );
 
     for (token, status) in [(token("visitor"), 403), ("nonsense".to_owned(), 401)] {
-        let refused = block_on(user(&token).events(&agent, "after=0"));
+        let (user, _forward) = connect(&token);
+        let refused = block_on(user.events(&agent, "after=0")).expect("an answer");
         assert_eq!(refused.status().as_u16(), status);
     }
 }

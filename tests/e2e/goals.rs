@@ -35,8 +35,11 @@ fn goal() -> Value {
         "goal": {
             "description": "Make the test suite pass.",
             "acceptanceCriteria": [
-                // The file has a line for each time the command was begun.
-                {"name": "tests", "command": {"run": "echo begun >> begun; sleep 5; sh suite.sh"}},
+                // The file has a line for each time the command was begun. The first time waits for the kill, within
+                // the 50 s that a command may take.
+                {"name": "tests", "command": {
+                    "run": "echo begun >> begun; [ $(wc -l < begun) -gt 1 ] || sleep 40; sh suite.sh",
+                }},
                 {"name": "count", "regex": "[0-9]+ tests pass"},
                 {"name": "says-so", "judge": "Does it say how many tests pass?"},
             ],

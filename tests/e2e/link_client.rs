@@ -13,7 +13,7 @@ use super::agents::Agent;
 use super::cluster::SYSTEM;
 use crate::support::kubectl::Kubectl;
 
-/// Longest wait for anything.
+/// Longest wait for an answer, and for events of a model that does not compute.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
 /// Longest wait for the receipt of a request: the controller itself waits less.
 const RECEIPT: Duration = Duration::from_secs(15);
@@ -55,32 +55,35 @@ impl LinkUser {
         Self::new(address, &bundle(kubectl), token.trim())
     }
 
-    pub async fn events(&self, agent: &Agent<'_>, query: &str) -> Response {
+    /// `None`: no answer.
+    pub async fn events(&self, agent: &Agent<'_>, query: &str) -> Option<Response> {
         let url = format!("{}/events?{query}", self.url(agent));
         let request = self.client.get(url).bearer_auth(&self.token);
-        timeout(WAIT_TIMEOUT, request.send()).await.unwrap().unwrap()
+        timeout(WAIT_TIMEOUT, request.send()).await.ok()?.ok()
     }
 
-    /// The events after one up to the first for which `is_last` holds.
+    /// The events after one up to the first for which `is_last` holds, which comes within `limit`.
     pub async fn read(
         &self,
         agent: &Agent<'_>,
         mut after: i64,
         query: &str,
+        limit: Duration,
         mut is_last: impl FnMut(&Value) -> bool,
     ) -> Vec<Value> {
-        let deadline = Instant::now() + WAIT_TIMEOUT;
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now());
         let mut events = Vec::new();
         loop {
-            assert!(Instant::now() < deadline, "{} events came", events.len());
+            assert!(!left().is_zero(), "only {} events within {limit:?}", events.len());
             let response = self.events(agent, &format!("after={after}{query}")).await;
-            if response.status() != StatusCode::OK {
+            let Some(response) = response.filter(|response| response.status() == StatusCode::OK) else {
                 // Roles are aggregated a moment after the chart, and a pod that starts does not answer yet.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 continue;
-            }
+            };
             let mut stream = Box::pin(SseStream::from_bytes_stream(response.bytes_stream()));
-            while let Ok(Some(Ok(event))) = timeout(WAIT_TIMEOUT, stream.next()).await {
+            while let Ok(Some(Ok(event))) = timeout(left(), stream.next()).await {
                 let Some(id) = event.id else { continue };
                 after = id.parse().unwrap();
                 let event: Value = serde_json::from_str(&event.data.unwrap()).unwrap();
@@ -120,15 +123,15 @@ impl LinkUser {
         unreachable!("tries do not end")
     }
 
-    /// The response to a request, from the events after it was accepted.
-    pub async fn response(&self, agent: &Agent<'_>, accepted: &Value) -> Value {
+    /// The response to a request within `limit`, from the events after it was accepted.
+    pub async fn response(&self, agent: &Agent<'_>, accepted: &Value, limit: Duration) -> Value {
         let id = accepted["id"].as_str().expect("an id");
         let after = accepted["after"].as_i64().expect("a cursor");
         let ends = |event: &Value| {
             let note = event["note"].as_str().unwrap_or_default();
             event["event"] == "task:ended" && note.starts_with(&format!("{id}: "))
         };
-        let events = self.read(agent, after, "&messages=true", ends).await;
+        let events = self.read(agent, after, "&messages=true", limit, ends).await;
         let end = events.last().expect("the end");
         let text = end["messages"][0].as_str().expect("a response");
         serde_json::from_str(text).expect("JSON")

@@ -19,7 +19,7 @@ use crate::support::kubectl::Kubectl;
 const STEPS: i64 = 3;
 const ITERATIONS: i64 = 3;
 /// Seconds for all calls of a test, on a busy machine.
-const LONG: u64 = 420;
+const LONG: u64 = 900;
 
 /// Tokens as limits count them: without what was read from the cache.
 fn tokens(used: Used) -> i64 {
@@ -222,7 +222,7 @@ fn a_request_to_a_loop_of_a_real_model_is_answered_beside_its_own_work_within_it
     let client = LinkUser::editor(&cluster.system, &namespace.kubectl, "editor");
     let limit = Duration::from_mins(3);
     let (accepted, _) = block_on(client.until_accepted(&agent, "hello", "Say hello.", limit));
-    let response = block_on(client.response(&agent, &accepted));
+    let response = block_on(client.response(&agent, &accepted, Duration::from_secs(LONG)));
     let outcome = response["outcome"].as_str().expect("an outcome");
     eprintln!("the request ended: {outcome}");
     assert!(["Completed", "LimitReached", "Failed"].contains(&outcome), "{response}");

@@ -22,7 +22,11 @@ fn an_agent_deleted_and_applied_twenty_times_in_a_row_starts_with_an_empty_journ
     let life = agent.object();
     assert_ne!(life["metadata"]["uid"], first["metadata"]["uid"]);
     let claim = || kubectl.get("persistentvolumeclaims", "coast-state").unwrap();
-    let owner = |claim: &Value| claim["metadata"]["ownerReferences"][0]["uid"].clone();
+    let owner = |object: &Value| object["metadata"]["ownerReferences"][0]["uid"].clone();
+    // Until then there may be a ready pod of an earlier life.
+    kubectl.until("the pod of this life", STARTUP, "pods", "coast", |pod| {
+        (owner(pod) == life["metadata"]["uid"]).then_some(())
+    });
     let pod = agent.until_pod(None, STARTUP);
     assert_eq!(owner(&pod), life["metadata"]["uid"]);
     let before = claim();

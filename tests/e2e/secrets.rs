@@ -59,6 +59,10 @@ fn no_key_prompt_or_answer_appears_in_describe_events_logs_metrics_plugin_or_rep
             let is_end = |line: &&Line| line.event == "end" && line.id == begun.id;
             lines.iter().find(is_end).map(|_| ())
         });
+        if fault == "401" {
+            // What is resumed before it waits goes on waiting.
+            agent.until_condition("ModelAvailable", "False", "AuthenticationFailed", 60);
+        }
     }
     agent.until("a last error", 60, |agent| {
         agent["status"]["lastError"]["kind"].is_string().then_some(())

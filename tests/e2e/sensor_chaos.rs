@@ -238,7 +238,7 @@ pub struct InjectedFaults {
     /// Pods that were deleted with the process killed in them.
     pub pods: usize,
     /// How often a part was chosen; one that is being restarted is not hit.
-    rounds: usize,
+    pub rounds: usize,
 }
 
 /// Kills and freezes while the senders send; then everything continues.

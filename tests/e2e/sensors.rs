@@ -1,5 +1,10 @@
 //! A Sensor from `kubectl apply` to the loop that it wakes.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+
 use super::agents::Agent;
 use super::cluster::{Namespace, shared};
 use super::node;
@@ -7,6 +12,8 @@ use super::node;
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/schedule.yaml");
 const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/watch.yaml");
 const SENSOR: &str = "sensors.agentloop.dev/every-minute";
+/// Until a pod knows that a Sensor is suspended.
+const KNOWN: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_in_one_pod() {
@@ -25,13 +32,14 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
     agent.until_turns(turns + 2, 150);
     kubectl.wait(SENSOR, "jsonpath={.status.type}=Schedule", 30);
     let read = |path: &str| kubectl.ok(&["get", SENSOR, "-o", &format!("jsonpath={{.status.{path}}}")]);
-    let number = |path: &str| read(path).trim().parse::<i64>().unwrap_or_default();
     kubectl.wait(SENSOR, "condition=Ready", 30);
-    kubectl.until("two events", 40, "sensors.agentloop.dev", "every-minute", |sensor| {
-        sensor["status"]["events"].as_i64().filter(|events| *events >= 2)
+    let status = kubectl.until("two events", 40, "sensors.agentloop.dev", "every-minute", |sensor| {
+        let status = &sensor["status"];
+        (status["events"].as_i64()? >= 2).then(|| status.clone())
     });
-    assert!(!read("lastDeliveryId").is_empty() && number("errors") == 0);
-    assert_eq!(number("notifications"), number("events"));
+    let has_id = status["lastDeliveryId"].as_str().is_some_and(|id| !id.is_empty());
+    assert!(has_id && status["errors"].as_i64().unwrap_or(0) == 0, "{status:#}");
+    assert_eq!(status["notifications"], status["events"], "{status:#}");
 
     // A mistake is said with its field, and stops no loop.
     let broken = r#"{"spec": {"notification": {"text": "payload.(("}}}"#;
@@ -43,9 +51,9 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
     kubectl.ok(&["patch", SENSOR, "--type=merge", "-p", paused]);
     kubectl.wait(SENSOR, "condition=Suspended", 30);
     kubectl.wait(SENSOR, "condition=Ready", 30);
-    let events = number("events");
-    std::thread::sleep(std::time::Duration::from_secs(65));
-    assert_eq!(number("events"), events, "a suspended Sensor does not tick");
+    let silent_from = Timestamp::now() + KNOWN;
+    // A full minute begins in this time.
+    std::thread::sleep(KNOWN + Duration::from_secs(61));
     kubectl.ok(&["delete", SENSOR]);
     let same = agent.until_pod(None, 30);
     assert_eq!(
@@ -53,6 +61,22 @@ fn a_schedule_wakes_the_loop_that_waits_for_it_is_edited_suspended_and_deleted_i
         "all of this in one pod"
     );
     agent.stop(60);
+    // The status has each tick a moment late: the journal says when it was.
+    let ticks = ticks(&agent);
+    assert!(ticks.len() >= 2, "{ticks:?}");
+    assert!(
+        ticks.iter().all(|tick| *tick < silent_from),
+        "a suspended Sensor does not tick: {ticks:?}, from {silent_from} on"
+    );
+}
+
+/// When each event of a Sensor took effect in an Agent, whose loop has ended.
+fn ticks(agent: &Agent<'_>) -> Vec<Timestamp> {
+    let journal = Connection::open(node::journal(agent.kubectl, &agent.name)).unwrap();
+    let select = "SELECT at FROM journal WHERE kind = 'SensorUpdated' ORDER BY seq";
+    let mut select = journal.prepare(select).unwrap();
+    let rows = select.query_map([], |row| row.get::<_, String>(0)).unwrap();
+    rows.map(|at| at.unwrap().parse().unwrap()).collect()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::agents::{Agent, script, scripted};
 use super::cluster::{Namespace, figure, shared};
-use super::link_client::{LinkUser, block_on};
+use super::link_client::{LinkUser, WAIT_TIMEOUT, block_on};
 use super::responses::ResponseReceiver;
 use super::sensor_pods::{KEY, Sender, until_listening, until_sensor_listens};
 use super::task_chaos;
@@ -80,7 +80,7 @@ fn the_example_of_a_request_answers_in_its_form() {
     let user = LinkUser::editor(&cluster.system, kubectl, "editor");
     let prompt = "Ticket 17: The shop is down.";
     let (accepted, _) = block_on(user.until_accepted(&agent, "17", prompt, Duration::from_mins(1)));
-    let response = block_on(user.response(&agent, &accepted));
+    let response = block_on(user.response(&agent, &accepted, WAIT_TIMEOUT));
     assert_eq!(
         response["result"],
         json!({"severity": "high", "summary": "The shop is down."})
@@ -101,7 +101,7 @@ fn a_sleeping_agent_answers_a_request_once_and_continues_its_sleep() {
     let limit = Duration::from_mins(1);
     let (accepted, _) = block_on(user.until_accepted(&agent, "stars", "How many stars?", limit));
     assert_eq!(accepted["id"], "request-stars");
-    let response = block_on(user.response(&agent, &accepted));
+    let response = block_on(user.response(&agent, &accepted, WAIT_TIMEOUT));
     assert_eq!(
         (&response["id"], &response["outcome"], &response["result"]),
         (&json!("request-stars"), &json!("Completed"), &json!(CANARY))

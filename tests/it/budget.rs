@@ -581,6 +581,22 @@ async fn count_writes(harness: &BudgetHarness, name: &str) -> (Arc<AtomicUsize>,
     (count, task)
 }
 
+/// Waits until the record of a budget has this many spent tokens, and returns its version then.
+async fn until_spent(harness: &BudgetHarness, name: &str, tokens: i64) -> Option<String> {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let written = harness.written(name).await;
+        let version = written.resource_version();
+        let record = written.status.unwrap().ledger.unwrap();
+        let spent: i64 = record.holders.iter().map(|holder| holder.spent.tokens).sum();
+        if spent == tokens {
+            return version;
+        }
+        assert!(Instant::now() < deadline, "{spent} of {tokens} tokens are written");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
     let Some(harness) = BudgetHarness::start().await else {
@@ -621,10 +637,11 @@ async fn steady_load_costs_one_write_in_fifteen_seconds_and_rest_none() {
     let under_load = count.load(Ordering::SeqCst);
     assert!((1..=3).contains(&under_load), "{under_load} writes in 31 s");
     // What was said last is written once more, then nothing is.
+    let spent: i64 = leases.iter().map(|(_, _, spent)| *spent).sum();
+    let settled = until_spent(&harness, "team", spent).await;
     tokio::time::sleep(Duration::from_secs(17)).await;
-    let settled = count.load(Ordering::SeqCst);
-    tokio::time::sleep(Duration::from_secs(17)).await;
-    assert_eq!(count.load(Ordering::SeqCst), settled, "writes at rest");
+    let rested = harness.written("team").await.resource_version();
+    assert_eq!(rested, settled, "writes at rest");
     println!("FIGURE status writes of a budget under load: {under_load} in 31 s, {requests} requests of 5 gateways");
     task.abort();
     leader.end().await;

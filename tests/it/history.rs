@@ -12,14 +12,19 @@ use agentloop::history::HistoryStore;
 use agentloop::link::client::LinkError;
 use agentloop::link::history::{AuditRow, ExecutionRow, HistoryAck, HistoryBatch, MAX_EXECUTION_STEPS};
 use agentloop::link::messages::{Directives, LoopTotals, RefusalCode};
+use agentloop::telemetry::http::{self, HttpLimits, SCRAPE_WAIT};
 use agentloop::telemetry::metrics::Metrics;
 use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::harness::{EPOCH, EventsHarness, WAIT_TIMEOUT, agent_key, pod_of};
+use crate::support::clusters::has;
+use crate::support::dashboards::{BoardQuery, EVERYTHING, queries};
 use crate::support::postgres::Postgres;
+use crate::support::prometheus::Prometheus;
 
 const EXECUTIONS: &str = "SELECT id, turn, total_steps, coalesce(final_status, 'open') FROM agent_execution_history";
 const STEPS: &str = "SELECT id, execution_id, step_number, call FROM agent_execution_steps";
@@ -377,4 +382,39 @@ async fn rows_are_deleted_when_they_are_as_old_as_their_retention_and_not_a_day_
     assert_eq!(postgres.rows("SELECT seq FROM agent_execution_audit").await, ["2"]);
     let deleted = r#"agentloop_history_deleted_rows_total{record="execution"} 1"#;
     assert!(metrics.text().contains(deleted));
+}
+
+/// The panel of the dashboards that needs a database; the others have data in the day of the alerts.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_dashboard_shows_when_the_database_last_answered() {
+    if !has("prometheus") {
+        return;
+    }
+    let postgres = Postgres::start();
+    let mut harness = EventsHarness::with_history(Some(store(&postgres))).await;
+    let began = Timestamp::now();
+    harness.start_pod();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let router = http::metrics(harness.metrics.clone(), SCRAPE_WAIT);
+    let endpoint = tokio::spawn(http::serve(listener, router, HttpLimits::default()));
+    tokio::task::block_in_place(|| {
+        let scrapes = json!([{"job_name": "agentloop", "static_configs": [{"targets": [address]}]}]);
+        let prometheus = Prometheus::start(&scrapes);
+        let panel = |query: &BoardQuery| query.place == "agentloop / Operator: Database last answered A";
+        let query = queries(&EVERYTHING).into_iter().find(panel).unwrap().query;
+        prometheus.until_some("the panel", &query);
+        let shown: f64 = prometheus.until_value(&query).parse().unwrap();
+        // The metric has seconds, the panel milliseconds.
+        #[allow(clippy::cast_possible_truncation)]
+        let answered = Timestamp::from_millisecond(shown as i64).unwrap();
+        let earliest = began - SignedDuration::from_secs(1);
+        assert!(
+            (earliest..=Timestamp::now()).contains(&answered),
+            "{answered}, but the pod started at {began}"
+        );
+    });
+    endpoint.abort();
+    harness.terminate_worker().await;
+    harness.worker_ended().await;
 }

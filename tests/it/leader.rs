@@ -27,9 +27,20 @@ use tower::ServiceExt;
 
 use crate::support::api_server::ApiServer;
 use crate::support::clusters::control_plane;
+use crate::support::ports::free_port;
 use crate::support::proxy::Proxy;
 
 const SECOND: Duration = Duration::from_secs(1);
+/// Longest wait for what is not timed here.
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long a Lease is valid here. It is renewed each second and given up after eight, so a busy machine may pause.
+const VALID: Duration = Duration::from_secs(10);
+/// Less than is left of a Lease that was renewed a second ago: whoever leads by then did not wait for its end.
+const BEFORE_ITS_END: Duration = Duration::from_secs(8);
+
+fn lease_times() -> LeaseTimes {
+    LeaseTimes::new(u32::try_from(VALID.as_secs()).unwrap(), 1).unwrap()
+}
 
 /// A namespace of its own on the control plane, deleted at the end.
 struct Cluster {
@@ -84,7 +95,7 @@ impl Cluster {
             writer: writer.build(),
             namespace: self.namespace.clone(),
             identity: identity.into(),
-            times: LeaseTimes::new(4, 1).unwrap(),
+            times: lease_times(),
         }
     }
 
@@ -112,7 +123,7 @@ async fn the_second_candidate_takes_over_at_once_after_a_release() {
     tokio::select! {
         lost = first.hold() => panic!("{lost}"),
         _ = &mut second => panic!("two leaders"),
-        () = tokio::time::sleep(6 * SECOND) => {}
+        () = tokio::time::sleep(VALID + 2 * SECOND) => {}
     }
     assert_eq!(
         seen.load(Ordering::SeqCst),
@@ -122,9 +133,9 @@ async fn the_second_candidate_takes_over_at_once_after_a_release() {
     assert_eq!(cluster.holder().await.as_deref(), Some("a"));
     first.release().await.unwrap();
     let released = Instant::now();
-    timeout(10 * SECOND, second).await.unwrap();
+    timeout(WAIT_TIMEOUT, second).await.unwrap();
     assert!(
-        released.elapsed() < 2 * SECOND,
+        released.elapsed() < BEFORE_ITS_END,
         "{:?}, though the Lease was released",
         released.elapsed()
     );
@@ -137,15 +148,14 @@ async fn a_leader_that_died_is_replaced_when_its_lease_ends() {
     let Some(cluster) = Cluster::start().await else { return };
     drop(cluster.candidate("a", &connected()).win(|| {}).await);
     let died = Instant::now();
-    timeout(20 * SECOND, cluster.candidate("b", &connected()).win(|| {}))
+    timeout(3 * VALID, cluster.candidate("b", &connected()).win(|| {}))
         .await
-        .unwrap();
+        .expect("no leader long after the Lease ended");
     assert!(
-        died.elapsed() > 2 * SECOND,
+        died.elapsed() > VALID / 2,
         "{:?}: before the Lease ended",
         died.elapsed()
     );
-    assert!(died.elapsed() < 8 * SECOND, "{:?}", died.elapsed());
     cluster.end().await;
 }
 
@@ -154,10 +164,10 @@ async fn a_restarted_leader_reacquires_the_lease_under_its_own_name() {
     let Some(cluster) = Cluster::start().await else { return };
     drop(cluster.candidate("a", &connected()).win(|| {}).await);
     let restarted = Instant::now();
-    timeout(20 * SECOND, cluster.candidate("a", &connected()).win(|| {}))
+    timeout(WAIT_TIMEOUT, cluster.candidate("a", &connected()).win(|| {}))
         .await
         .unwrap();
-    assert!(restarted.elapsed() < SECOND, "{:?}", restarted.elapsed());
+    assert!(restarted.elapsed() < BEFORE_ITS_END, "{:?}", restarted.elapsed());
     cluster.end().await;
 }
 
@@ -167,8 +177,8 @@ async fn after_an_expired_lease_exactly_one_of_the_restarted_replicas_leads() {
     let Some(cluster) = Cluster::start().await else { return };
     let names = ["a", "b", "c", "d"];
     drop(cluster.candidate("a", &connected()).win(|| {}).await);
-    for _ in 0..4 {
-        tokio::time::sleep(SECOND * 9 / 2).await;
+    for _ in 0..3 {
+        tokio::time::sleep(VALID + SECOND / 2).await;
         let (leaders, mut won) = tokio::sync::mpsc::unbounded_channel();
         let replicas = names.map(|name| {
             let (replica, leaders) = (cluster.candidate(name, &connected()), leaders.clone());
@@ -178,7 +188,7 @@ async fn after_an_expired_lease_exactly_one_of_the_restarted_replicas_leads() {
                 leadership.hold().await
             })
         });
-        let first = timeout(20 * SECOND, won.recv()).await.unwrap();
+        let first = timeout(WAIT_TIMEOUT, won.recv()).await.unwrap();
         let second = timeout(3 * SECOND, won.recv()).await;
         assert!(second.is_err(), "{first:?} and {second:?} lead");
         for replica in replicas {
@@ -200,10 +210,10 @@ async fn a_partitioned_leader_resigns_before_another_leads() {
         Instant::now()
     });
     cut.store(true, Ordering::SeqCst);
-    let lost = timeout(20 * SECOND, first.hold()).await.unwrap();
+    let lost = timeout(WAIT_TIMEOUT, first.hold()).await.unwrap();
     let gave_up = Instant::now();
     assert_eq!(lost, "the Lease could not be renewed in time");
-    let took_over = timeout(20 * SECOND, follower).await.unwrap().unwrap();
+    let took_over = timeout(WAIT_TIMEOUT, follower).await.unwrap().unwrap();
     assert!(gave_up < took_over, "two leaders for {:?}", gave_up - took_over);
     cluster.end().await;
 }
@@ -219,7 +229,7 @@ async fn a_leader_whose_lease_was_taken_over_detects_it_at_its_next_renewal() {
         .replace(LEASE_NAME, &PostParams::default(), &lease)
         .await
         .unwrap();
-    let lost = timeout(3 * SECOND, first.hold()).await.unwrap();
+    let lost = timeout(WAIT_TIMEOUT, first.hold()).await.unwrap();
     assert_eq!(lost, "another replica holds the Lease");
     cluster.end().await;
 }
@@ -245,13 +255,17 @@ async fn a_stopping_leader_exits_cleanly_and_removes_its_lease_and_its_label() {
     pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap())
         .await
         .unwrap();
-    let mut options = options(true).await;
+    // Its tasks end within their grace period, or are aborted with a warning.
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let lines = tracing_subscriber::fmt().with_writer(log.reopen().unwrap());
+    let _guard = tracing::subscriber::set_default(lines.finish());
+    let mut options = options(true);
     options.settings.controller_namespace.clone_from(&cluster.namespace);
     options.settings.watch_namespaces = vec![cluster.namespace.clone()];
     let (address, stop) = (options.probe_address, CancellationToken::new());
     let running = tokio::spawn(run(options, cluster.config.clone(), stop.clone()));
     let leads = async || pods.get("a").await.unwrap().labels().get(LEADER_LABEL).cloned();
-    timeout(20 * SECOND, async {
+    timeout(WAIT_TIMEOUT, async {
         while leads().await.is_none() || cluster.holder().await.is_none() {
             tokio::time::sleep(SECOND / 10).await;
         }
@@ -259,25 +273,24 @@ async fn a_stopping_leader_exits_cleanly_and_removes_its_lease_and_its_label() {
     .await
     .unwrap();
     assert_eq!(probe(address, "/healthz").await.0, 200);
-    let told = Instant::now();
     stop.cancel();
-    assert!(timeout(10 * SECOND, running).await.unwrap().unwrap().is_ok());
-    let took = told.elapsed();
-    assert!(
-        took < 4 * SECOND,
-        "{took:?}: its tasks were not waited for, but aborted"
+    assert!(timeout(WAIT_TIMEOUT, running).await.unwrap().unwrap().is_ok());
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let (is_released, is_aborted) = (
+        log.contains("released the Lease"),
+        log.contains("aborted the remaining tasks"),
     );
+    assert!(is_released && !is_aborted, "{log}");
     assert_eq!((leads().await, cluster.holder().await), (None, None));
     cluster.end().await;
 }
 
 /// An unused port of this machine.
-async fn free_address() -> SocketAddr {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    listener.local_addr().unwrap()
+fn free_address() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], free_port()))
 }
 
-pub async fn options(election: bool) -> ControllerOptions {
+pub fn options(election: bool) -> ControllerOptions {
     ControllerOptions {
         settings: ReconcilerSettings {
             image: "agentloop:test".into(),
@@ -294,18 +307,18 @@ pub async fn options(election: bool) -> ControllerOptions {
             workers: 1,
         },
         sensor_pods: agentloop::controller::sensor::pod::SensorPodSettings::default(),
-        metrics_address: free_address().await,
+        metrics_address: free_address(),
         metrics_authentication: agentloop::controller::auth::metrics_access::MetricsAuthentication::None,
         metrics_hosts: Vec::new(),
         per_object: agentloop::telemetry::families::PerObject::Full,
-        probe_address: free_address().await,
-        link_address: free_address().await,
+        probe_address: free_address(),
+        link_address: free_address(),
         link_hosts: vec!["127.0.0.1".into()],
         page: None,
         pod_name: election.then(|| "a".into()),
         election: election.then(|| ElectionOptions {
             identity: "a".into(),
-            times: LeaseTimes::new(4, 1).unwrap(),
+            times: lease_times(),
         }),
         gate_webhook: None,
         history: None,
@@ -315,55 +328,59 @@ pub async fn options(election: bool) -> ControllerOptions {
 
 /// Status and text of a probe, once the server listens.
 async fn probe(address: SocketAddr, path: &str) -> (u16, String) {
-    let deadline = Instant::now() + 5 * SECOND;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         match reqwest::get(format!("http://{address}{path}")).await {
             Ok(response) => return (response.status().as_u16(), response.text().await.unwrap()),
             Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
-        tokio::task::yield_now().await;
+        tokio::time::sleep(SECOND / 100).await;
     }
 }
 
 /// An API server that refuses every connection.
-async fn absent() -> Config {
+fn absent() -> Config {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Config::new(format!("http://{}", free_address().await).parse().unwrap())
+    Config::new(format!("http://{}", free_address()).parse().unwrap())
 }
 
 #[tokio::test]
 async fn without_an_api_server_the_controller_is_alive_but_not_ready_and_stops_on_request() {
     for election in [true, false] {
-        let (options, stop) = (options(election).await, CancellationToken::new());
+        let (options, stop) = (options(election), CancellationToken::new());
         let (address, scrapes) = (options.probe_address, options.metrics_address);
-        let running = tokio::spawn(run(options, absent().await, stop.clone()));
+        let running = tokio::spawn(run(options, absent(), stop.clone()));
         assert_eq!(probe(address, "/healthz").await.0, 200);
         let (status, body) = probe(address, "/readyz").await;
         assert_eq!(status, 503);
         assert!(body.starts_with("waiting for "), "{body}");
-        let (_, metrics) = probe(scrapes, "/metrics").await;
+        let counted = async {
+            loop {
+                let (_, metrics) = probe(scrapes, "/metrics").await;
+                if metrics.contains(r#"code="<error>""#) {
+                    return metrics;
+                }
+                tokio::time::sleep(SECOND / 50).await;
+            }
+        };
+        let metrics = timeout(WAIT_TIMEOUT, counted).await;
+        let metrics = metrics.expect("the failed requests are not counted");
         let leads = format!(
             r#"leader_election_master_status{{name="{LEASE_NAME}"}} {}"#,
             u8::from(!election)
         );
         assert!(metrics.contains(&leads), "{metrics}");
-        assert!(
-            metrics.contains(r#"code="<error>""#),
-            "the failed requests are counted: {metrics}"
-        );
         stop.cancel();
-        let ended = timeout(SECOND, running).await.expect("it ends within a second");
+        let ended = timeout(10 * SECOND, running).await.expect("it waits for nothing");
         assert!(ended.unwrap().is_ok());
     }
 }
 
 #[tokio::test]
 async fn a_port_in_use_ends_the_process_with_its_number() {
-    let options = options(false).await;
+    let options = options(false);
     let taken = tokio::net::TcpListener::bind(options.metrics_address).await.unwrap();
-    let error = run(options, absent().await, CancellationToken::new())
-        .await
-        .unwrap_err();
+    let error = run(options, absent(), CancellationToken::new()).await.unwrap_err();
     assert!(matches!(error, ControllerError::Listen { .. }));
     assert!(
         error.to_string().contains(&taken.local_addr().unwrap().to_string()),
@@ -387,12 +404,20 @@ async fn an_overloaded_api_server_is_retried_at_a_bounded_rate() {
         axum::serve(listener, app).await.unwrap();
     });
     let stop = CancellationToken::new();
-    let running = tokio::spawn(run(options(true).await, config, stop.clone()));
-    tokio::time::sleep(2 * SECOND).await;
-    let asked = requests.load(Ordering::SeqCst);
-    assert!((2..=4).contains(&asked), "{asked} requests in 2 s");
+    let began = Instant::now();
+    let running = tokio::spawn(run(options(true), config, stop.clone()));
+    timeout(WAIT_TIMEOUT, async {
+        while requests.load(Ordering::SeqCst) < 4 {
+            tokio::time::sleep(SECOND / 50).await;
+        }
+    })
+    .await
+    .expect("it is not retried");
+    // With pauses of 0.5, 1 and 2 s between them.
+    let took = began.elapsed();
+    assert!(took > 2 * SECOND, "four requests in {took:?}");
     stop.cancel();
-    assert!(timeout(SECOND, running).await.unwrap().unwrap().is_ok());
+    assert!(timeout(WAIT_TIMEOUT, running).await.unwrap().unwrap().is_ok());
     server.abort();
 }
 
@@ -413,15 +438,16 @@ async fn behind_a_proxy() -> (ApiServer, Proxy, Config, Config) {
 /// Tests with a dead connection take as long as it takes to notice one.
 const NOTICED: Duration = Duration::from_secs(45);
 
+/// Its Lease is valid for 15 s and renewed each second: a follower that reads it sees a release long before its end.
 fn candidate_of(config: &Config, identity: &str) -> LeaderCandidate {
     let metrics = Metrics::new().unwrap();
     let client = |timeout| connection::client(config.clone(), timeout, &metrics).unwrap();
     LeaderCandidate {
         client: client(connection::READ_TIMEOUT),
-        writer: client(SECOND),
+        writer: client(2 * SECOND),
         namespace: "default".into(),
         identity: identity.into(),
-        times: LeaseTimes::new(4, 1).unwrap(),
+        times: LeaseTimes::new(15, 1).unwrap(),
     }
 }
 
@@ -437,22 +463,23 @@ async fn a_follower_with_a_dead_watch_still_detects_renewals_and_the_release_of_
         told = following.recv() => assert!(told.is_some()),
     }
     proxy.swallow_connections();
-    // Twice as long as the Lease is valid.
+    // Longer than the Lease is valid.
     tokio::select! {
         lost = first.hold() => panic!("{lost}"),
         _ = &mut second => panic!("two leaders"),
-        () = tokio::time::sleep(8 * SECOND) => {}
+        () = tokio::time::sleep(18 * SECOND) => {}
     }
     first.release().await.unwrap();
     let released = Instant::now();
-    timeout(20 * SECOND, second).await.unwrap();
-    assert!(released.elapsed() < 4 * SECOND, "{:?}", released.elapsed());
+    timeout(WAIT_TIMEOUT, second).await.unwrap();
+    // It reads every 2 s; without that, it would wait for the end of the Lease, at least 12 s.
+    assert!(released.elapsed() < 10 * SECOND, "{:?}", released.elapsed());
 }
 
 #[tokio::test]
 async fn a_leader_with_dead_connections_receives_changes_within_45_seconds_and_keeps_the_lead() {
     let (server, proxy, _direct, proxied) = behind_a_proxy().await;
-    let mut options = options(true).await;
+    let mut options = options(true);
     options.election.as_mut().unwrap().times = LeaseTimes::new(15, 5).unwrap();
     let stop = CancellationToken::new();
     let own = json!({"name": "a", "namespace": "default"});
@@ -482,11 +509,11 @@ async fn a_leader_with_dead_connections_receives_changes_within_45_seconds_and_k
         }
     };
     put("before");
-    timeout(20 * SECOND, has_pod("before")).await.unwrap();
+    timeout(WAIT_TIMEOUT, has_pod("before")).await.unwrap();
     proxy.swallow_connections();
     put("after");
     timeout(NOTICED, has_pod("after")).await.unwrap();
     assert!(!running.is_finished(), "it lost the lead");
     stop.cancel();
-    assert!(timeout(10 * SECOND, running).await.unwrap().unwrap().is_ok());
+    assert!(timeout(WAIT_TIMEOUT, running).await.unwrap().unwrap().is_ok());
 }

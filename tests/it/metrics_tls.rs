@@ -52,7 +52,7 @@ impl TokenController {
             )
             .fallback_service(server.router());
         let config = kube::Config::new(format!("http://{}", serve(router).await).parse().unwrap());
-        let mut options = leader::options(false).await;
+        let mut options = leader::options(false);
         options.metrics_authentication = MetricsAuthentication::Token;
         options.metrics_hosts = vec![SERVICE.into(), "localhost".into()];
         let (address, stop) = (options.metrics_address, CancellationToken::new());

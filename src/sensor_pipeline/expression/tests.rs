@@ -210,7 +210,7 @@ fn an_expression_that_would_run_for_minutes_is_aborted_quickly() {
         assert_eq!(evaluated(text, &payload), Err(ExpressionError::TooCostly), "{text}");
     }
     assert!(
-        started.elapsed() < std::time::Duration::from_secs(20),
+        started.elapsed() < std::time::Duration::from_mins(1),
         "{:?}",
         started.elapsed()
     );

@@ -464,9 +464,9 @@ fn a_spec_full_of_large_patterns_is_refused_after_the_first_32_of_them() {
         mistakes.contains("spec.notification.text: calls matches too often"),
         "{mistakes}"
     );
-    // Only a small part of them is compiled before the spec is rejected.
+    // Only a small part of them is compiled before the spec is rejected; all take two hundred times as long.
     assert!(
-        begun.elapsed() < std::time::Duration::from_secs(30),
+        begun.elapsed() < std::time::Duration::from_mins(1),
         "{:?}",
         begun.elapsed()
     );

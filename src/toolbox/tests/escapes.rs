@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pretty_assertions::assert_eq;
@@ -129,17 +129,15 @@ async fn links_that_lead_out_are_not_followed_and_links_within_are() {
     assert!(!server.folder.path().join("outside/new").exists());
 }
 
-/// Swaps a directory and a link to the outside until `stop`.
-fn swap(workspace: &Path, stop: &AtomicBool) -> u64 {
+/// Swaps a directory and a link to the outside until `stop`, and counts that.
+fn swap(workspace: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
     let path = |name: &str| workspace.join(name);
-    let mut swaps = 0;
     while !stop.load(Ordering::Relaxed) {
         let (one, other) = (path("swapped"), path("link"));
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         rustix::fs::renameat_with(rustix::fs::CWD, &one, rustix::fs::CWD, &other, flags).unwrap();
-        swaps += 1;
+        swaps.fetch_add(1, Ordering::Relaxed);
     }
-    swaps
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,14 +146,19 @@ async fn a_directory_constantly_swapped_for_a_link_never_leads_outside() {
     let workspace = server.workspace();
     server.put("swapped/secret", "inside");
     symlink("../outside", workspace.join("link")).unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, swaps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let swapping = {
-        let (workspace, stop) = (workspace.clone(), Arc::clone(&stop));
-        std::thread::spawn(move || swap(&workspace, &stop))
+        let (workspace, stop, swaps) = (workspace.clone(), Arc::clone(&stop), Arc::clone(&swaps));
+        std::thread::spawn(move || swap(&workspace, &stop, &swaps))
     };
     let began = Instant::now();
     let (mut inside, mut refused, mut number) = (0, 0, 0);
-    while began.elapsed() < Duration::from_secs(3) {
+    let is_enough = |inside: u32, refused: u32| swaps.load(Ordering::Relaxed) > 1000 && inside > 10 && refused > 10;
+    while began.elapsed() < Duration::from_secs(3) || !is_enough(inside, refused) {
+        assert!(
+            began.elapsed() < Duration::from_mins(2),
+            "{swaps:?} {inside} {refused}: one of them is rare"
+        );
         number += 1;
         let path = "swapped/secret";
         let calls = [
@@ -185,12 +188,8 @@ async fn a_directory_constantly_swapped_for_a_link_never_leads_outside() {
         }
     }
     stop.store(true, Ordering::Relaxed);
-    let swaps = swapping.join().unwrap();
-    println!("{swaps} swaps, {inside} calls inside, {refused} refused");
-    assert!(
-        swaps > 1000 && inside > 10 && refused > 10,
-        "{swaps} {inside} {refused}"
-    );
+    swapping.join().unwrap();
+    println!("{swaps:?} swaps, {inside} calls inside, {refused} refused");
     assert_eq!(std::fs::read_to_string(secret(&server)).unwrap(), SECRET);
     let outside: Vec<_> = std::fs::read_dir(server.folder.path().join("outside"))
         .unwrap()

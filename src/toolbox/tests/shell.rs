@@ -327,9 +327,13 @@ async fn startable(limit: u32) -> usize {
     .await;
     let mut passed = 0;
     for count in 0..8 {
-        let sleeps = "sleep 0.2 & ".repeat(count);
+        // They live until all are started, however slow the machine is.
+        let sleeps = "sleep 30 & set -- \"$@\" $!; ".repeat(count);
         let text = server
-            .call("shell", json!({"command": format!("{sleeps} wait; echo end")}))
+            .call(
+                "shell",
+                json!({"command": format!("{sleeps} [ $# = 0 ] || kill \"$@\"; wait; echo end")}),
+            )
             .await
             .text();
         if !text.starts_with("exit code 0") || text.contains("fork") {
@@ -362,13 +366,16 @@ async fn bytes_that_a_command_and_its_children_wrote_are_counted() {
 async fn a_process_that_the_toolbox_inherited_is_reaped_when_it_ends() {
     let server = Server::toolbox_with(&[], |command| {
         let mut shell = std::process::Command::new("sh");
-        shell.args(["-c", "sleep 1.013 & exec \"$0\" \"$@\""]);
+        shell.args(["-c", "sleep 60 & exec \"$0\" \"$@\""]);
         *command = wrapped(shell, command);
     })
     .await;
     let pid = server.process.id();
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-    assert_ne!(children(), "");
+    let inherited = children();
+    assert_ne!(inherited, "");
+    let mut kill = std::process::Command::new("kill");
+    assert!(kill.arg(inherited.trim()).status().unwrap().success());
     until("it is reaped", || children().is_empty().then_some(())).await;
 }
 

@@ -25,12 +25,14 @@ mod worker_process;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use rusqlite::Connection;
 
 use crate::engine::machine::LoopView;
 use crate::engine::message::Message;
+use crate::worker::journal::{Journal, JournalError, JournalOwner, RestoredJournal};
 use environment::{SimulatedEnvironment, seconds};
 use files::Files;
 use history::History;
@@ -101,6 +103,17 @@ impl RunResult {
             Message::System { .. } | Message::User { .. } => {}
         }
         message
+    }
+}
+
+/// Opens the journal of the previous life. Other tests of this process start programs, which share its locks for a moment.
+fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJournal) {
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        match Journal::open(dir, owner) {
+            Err(JournalError::Locked { .. }) if Instant::now() < deadline => std::thread::yield_now(),
+            opened => return opened.expect("a journal that opens"),
+        }
     }
 }
 

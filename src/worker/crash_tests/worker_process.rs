@@ -13,7 +13,7 @@ use crate::engine::machine::{Engine, LoopView};
 use crate::engine::settings::ModeSettings;
 use crate::engine::tool::{ToolOutcome, ToolRunId};
 use crate::engine::{CallId, CallPurpose, EngineEffect, EngineInput, KnownTotals, OpenRequests, StopCause};
-use crate::worker::journal::{Journal, JournalOwner};
+use crate::worker::journal::JournalOwner;
 use crate::worker::journaled_engine::{JournaledEngine, StepOutcome};
 use crate::worker::sensor_receiver::{LoopSensors, ScoringStep, SensorTransition};
 
@@ -78,7 +78,7 @@ pub(super) fn live(environment: &mut SimulatedEnvironment, dir: &Path, watcher: 
         pod_uid: format!("pod-{}", environment.epoch),
         epoch: environment.epoch,
     };
-    let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal");
+    let (mut journal, restored) = super::reopened(dir, &owner);
     environment.hear_told(&restored.unlogged_lines);
     journal.claim(&owner).expect("a journal");
     // Checkpoint often, so that kills also hit logs that were just restarted.

@@ -187,7 +187,7 @@ impl Day {
         )
         .unwrap();
 
-        let mut options = crate::leader::options(false).await;
+        let mut options = crate::leader::options(false);
         options.metrics_address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         options.probe_address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         options.link_address = SocketAddr::from(([127, 0, 0, 1], free_port()));

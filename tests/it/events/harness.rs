@@ -43,8 +43,8 @@ pub const EDITOR: &str = "person editor";
 pub const CANARY: &str = "canary-5e21";
 /// The epoch of every pod.
 pub const EPOCH: i64 = 4;
-/// Longest wait for anything.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest wait for anything. A slow machine needs tens of seconds for as many turns as some tests count.
+pub const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Longer texts than an event would have.
 const SCRIPT: &str = "

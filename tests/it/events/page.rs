@@ -381,7 +381,8 @@ async fn signing_in_again_ends_the_session_that_it_replaces() {
 async fn a_session_ends_with_its_token() {
     let harness = EventsHarness::start().await;
     let mut visitor = Visitor::of(&harness).await;
-    let token = forged(&json!(["x"]), Timestamp::now().as_second() + 3, "viewer", VIEWER);
+    // Long enough to sign in and open the stream, also on a machine that stalls.
+    let token = forged(&json!(["x"]), Timestamp::now().as_second() + 15, "viewer", VIEWER);
     visitor.sign_in(&token).await;
     let mut stream = visitor.get("/events").await;
     until(

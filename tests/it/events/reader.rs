@@ -1,7 +1,6 @@
 //! A person who reads.
 
 use std::pin::Pin;
-use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use reqwest::{Response, StatusCode};
@@ -74,6 +73,6 @@ impl Reader {
 
     /// Whether the stream ends now.
     pub async fn ended(&mut self) -> bool {
-        timeout(Duration::from_secs(5), self.0.next()).await.unwrap().is_none()
+        timeout(WAIT_TIMEOUT, self.0.next()).await.unwrap().is_none()
     }
 }

@@ -23,6 +23,9 @@ use tokio::sync::watch;
 
 use super::ledger::Ledger;
 
+/// Longest wait for anything in these tests: a busy machine takes its time to start a process.
+pub const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+
 /// What a controller of version 1 answered to the attach of version 2.
 const VERSION_1_REFUSAL: &str = include_str!("../link/version_1/refused.json");
 
@@ -146,7 +149,7 @@ impl Controller {
     pub async fn until_ledger(&self, what: &str, wanted: impl Fn(&Ledger) -> bool) {
         let mut ledger = self.state.ledger.subscribe();
         let found = ledger.wait_for(|ledger| wanted(ledger));
-        let found = tokio::time::timeout(Duration::from_secs(20), found).await;
+        let found = tokio::time::timeout(WAIT_TIMEOUT, found).await;
         assert!(found.is_ok(), "no ledger with {what}");
     }
 
@@ -162,7 +165,7 @@ impl Controller {
     pub async fn until(&self, what: &str, wanted: impl Fn(&PodReport) -> bool) -> PodReport {
         let mut reports = self.state.reports.subscribe();
         let found = reports.wait_for(|all| all.last().is_some_and(&wanted));
-        match tokio::time::timeout(Duration::from_secs(10), found).await {
+        match tokio::time::timeout(WAIT_TIMEOUT, found).await {
             Ok(all) => all.unwrap().last().unwrap().clone(),
             Err(late) => panic!("{late}, no report with {what}: {:?}", self.reports().last()),
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use agentloop::api::failure::{CallFailure, FailureKind};
 use agentloop::gateway::{GatewayOptions, ServerDirs};
@@ -13,7 +13,7 @@ use reqwest::{Client, Response, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::controller::Controller;
+use super::controller::{Controller, WAIT_TIMEOUT};
 use super::provider::Provider;
 
 pub const KEY: &str = "canary-key";
@@ -204,14 +204,15 @@ impl GatewayHarness {
     pub async fn exited(&mut self) -> ExitStatus {
         let mut gateway = self.gateway.take().unwrap();
         let wait = tokio::task::spawn_blocking(move || gateway.wait().unwrap());
-        tokio::time::timeout(Duration::from_secs(10), wait)
+        tokio::time::timeout(WAIT_TIMEOUT, wait)
             .await
             .expect("the gateway does not end")
             .unwrap()
     }
 
     pub async fn session(&mut self) -> WorkerSession {
-        for _ in 0..1000 {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
+        loop {
             if let Some(status) = self.gateway.as_mut().and_then(|gateway| gateway.try_wait().unwrap()) {
                 panic!("the gateway ended with {status}: {}", self.log());
             }
@@ -220,14 +221,14 @@ impl GatewayHarness {
             {
                 return response.json().await.unwrap();
             }
+            assert!(Instant::now() < deadline, "no session: {}", self.log());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("no session: {}", self.log());
     }
 
     pub async fn call(&self, id: &str, body: &Value) -> Response {
         let request = self.worker.post(url(self.route)).header(CALL_HEADER, id).json(body);
-        tokio::time::timeout(Duration::from_secs(20), request.send())
+        tokio::time::timeout(WAIT_TIMEOUT, request.send())
             .await
             .expect("no answer")
             .unwrap()

@@ -12,7 +12,7 @@ use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use tokio::sync::oneshot;
 
-use super::controller::Controller;
+use super::controller::{Controller, WAIT_TIMEOUT};
 use super::harness::{GatewayHarness, failure, stream_failure, streamed, url, whole};
 use super::provider::{ANSWER, STREAM_HEAD, ScriptedResponse, Step, send};
 
@@ -94,7 +94,7 @@ async fn under_a_controller_of_version_1_no_call_is_made_and_the_log_advises_an_
     harness.controller.be_version_1(true);
     harness.launch();
     let advice = "upgrade the controller, or delete the pod";
-    tokio::time::timeout(Duration::from_secs(10), async {
+    tokio::time::timeout(WAIT_TIMEOUT, async {
         while !harness.log().contains(advice) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -108,28 +108,41 @@ async fn under_a_controller_of_version_1_no_call_is_made_and_the_log_advises_an_
     assert_eq!(harness.ask("t1c1a1").await.1, ANSWER);
 }
 
-#[tokio::test]
-async fn suspend_cuts_the_call_in_flight_within_250_milliseconds() {
-    let harness = GatewayHarness::started().await;
+/// Resumes, and suspends once this call is in flight. Returns how long the call went on.
+async fn cut_by_a_suspension(harness: &GatewayHarness, call: &str) -> Duration {
+    harness.controller.direct(Directives::default());
+    until_event(harness, |event| !event.directives.suspend).await;
     harness
         .provider
         .will(ScriptedResponse::stream(vec![send(STREAM_HEAD), Step::Hold]));
-    let mut response = harness.call("t1c1a1", &streamed()).await;
+    let mut response = harness.call(call, &streamed()).await;
     response.chunk().await.unwrap().unwrap();
     let start = Instant::now();
     harness.controller.direct(suspend());
     let rest = response.text().await.unwrap();
     let taken = start.elapsed();
     assert_eq!(stream_failure(&rest).1.kind, FailureKind::Cancelled);
-    assert!(taken < Duration::from_millis(250), "{taken:?}");
-    let refused = failure(harness.call("t2c1a1", &whole()).await).await;
+    taken
+}
+
+#[tokio::test]
+async fn suspend_cuts_the_call_in_flight_at_once() {
+    let harness = GatewayHarness::started().await;
+    let mut taken = Vec::new();
+    for turn in 1..=5 {
+        taken.push(cut_by_a_suspension(&harness, &format!("t{turn}c1a1")).await);
+    }
+    taken.sort_unstable();
+    // A busy machine may pause in one or two of them. What looked only every few seconds would be late in most.
+    assert!(taken[2] < Duration::from_secs(2), "{taken:?}");
+    let refused = failure(harness.call("t6c1a1", &whole()).await).await;
     assert_eq!(refused.kind, FailureKind::Cancelled);
     assert!(refused.message.contains("spec.suspend"), "{}", refused.message);
-    assert_eq!(harness.provider.seen().len(), 1);
-    harness.until_counted(1, 1).await;
+    assert_eq!(harness.provider.seen().len(), 5);
+    harness.until_counted(5, 5).await;
     harness.controller.direct(Directives::default());
     until_event(&harness, |event| !event.directives.suspend).await;
-    assert_eq!(harness.ask("t2c1a1").await.1, ANSWER);
+    assert_eq!(harness.ask("t6c1a1").await.1, ANSWER);
 }
 
 #[tokio::test]
@@ -181,24 +194,25 @@ async fn a_fenced_gateway_cancels_its_call_notifies_its_worker_and_makes_no_furt
 async fn without_contact_for_the_run_lease_no_call_is_made_until_it_is_back() {
     let harness = GatewayHarness::new().await;
     let (end, ended) = oneshot::channel::<()>();
-    let options = harness.options(Duration::from_secs(1));
+    // Reports renew it four times in this time, so that the pauses of a busy machine do not end it.
+    let options = harness.options(Duration::from_secs(6));
     let gateway = tokio::spawn(agentloop::gateway::run(options, async move {
         let _ = ended.await;
     }));
-    until_event(&harness, |event| event.link_age_milliseconds < 500).await;
+    until_event(&harness, |event| event.link_age_milliseconds < 3_000).await;
     while harness.ask("t1c1a1").await.0 != StatusCode::OK {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     // Answered reports keep the lease, though nothing changes.
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!(harness.ask("t2c1a1").await.0, StatusCode::OK);
     harness.controller.silence(true);
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    tokio::time::sleep(Duration::from_millis(6_500)).await;
     let lost = failure(harness.call("t3c1a1", &whole()).await).await;
     assert_eq!(lost.kind, FailureKind::LinkLost);
     assert_eq!(harness.provider.seen().len(), 2);
     harness.controller.silence(false);
-    until_event(&harness, |event| event.link_age_milliseconds < 500).await;
+    until_event(&harness, |event| event.link_age_milliseconds < 3_000).await;
     // A refusal leaves nothing behind: the same id is sent now.
     assert_eq!(harness.ask("t3c1a1").await.1, ANSWER);
     end.send(()).unwrap();
@@ -209,6 +223,7 @@ async fn without_contact_for_the_run_lease_no_call_is_made_until_it_is_back() {
 async fn reports_of_the_worker_are_relayed_and_frequent_changes_are_coalesced() {
     let harness = GatewayHarness::started().await;
     let before = harness.controller.reports().len();
+    let began = Instant::now();
     for turn in 1..=50 {
         let report = LoopReport {
             state: LoopState::Running,
@@ -232,7 +247,12 @@ async fn reports_of_the_worker_are_relayed_and_frequent_changes_are_coalesced() 
     });
     assert_eq!(report.await.usage.counts.turns, 49);
     let reports = harness.controller.reports().len() - before;
-    assert!(reports <= 10, "{reports} reports");
+    // One each 250 ms, and the first.
+    let most = 2 + began.elapsed().as_millis() / 250;
+    assert!(
+        u128::try_from(reports).unwrap() <= most,
+        "{reports} reports, not {most}"
+    );
 }
 
 #[tokio::test]
@@ -282,7 +302,7 @@ pub async fn until_event(harness: &GatewayHarness, wanted: impl Fn(&SocketEvent)
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), look)
+    tokio::time::timeout(WAIT_TIMEOUT, look)
         .await
         .expect("the worker is not told");
 }

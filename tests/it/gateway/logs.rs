@@ -14,6 +14,7 @@ use super::harness::{GatewayHarness, url};
 use super::traces::{WorkerProcess, check_canary, named, traced_with, two_turns, worker_log};
 use crate::support::clusters;
 use crate::support::otlp::{Collector, ReceivedLine, Receiver, attribute, is_root};
+use crate::support::ports::free_port;
 
 const LOGS: [(&str, &str); 2] = [("OTEL_LOGS_EXPORTER", "otlp"), ("OTEL_BLRP_SCHEDULE_DELAY", "20")];
 
@@ -134,12 +135,10 @@ async fn logs_are_exported_only_if_configured() {
 
 #[tokio::test]
 async fn without_its_collector_lines_are_counted_and_calls_continue() {
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = gone.local_addr().unwrap();
-    drop(gone);
+    let endpoint = format!("http://127.0.0.1:{}", free_port());
     let mut harness = GatewayHarness::new().await;
     harness.environment = vec![
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
         ("OTEL_TRACES_EXPORTER", "none".into()),
         ("OTEL_LOGS_EXPORTER", "otlp".into()),
         ("OTEL_BLRP_SCHEDULE_DELAY", "1".into()),
@@ -159,7 +158,7 @@ async fn without_its_collector_lines_are_counted_and_calls_continue() {
     assert_eq!(lost.telemetry_loss.spans, 0);
     assert_eq!(harness.log().matches("failed to export logs").count(), 1);
     harness.terminate();
-    let ended = tokio::time::timeout(Duration::from_secs(10), harness.exited()).await;
+    let ended = tokio::time::timeout(Duration::from_secs(20), harness.exited()).await;
     assert!(ended.unwrap().success(), "{}", harness.log());
 }
 

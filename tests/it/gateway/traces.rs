@@ -18,6 +18,7 @@ use super::loops::{ANSWER_ID, Cell, USED, WAYS, Way};
 use super::provider::{ScriptedResponse, Step};
 use crate::support::clusters;
 use crate::support::otlp::{Collector, Receiver, attribute, is_root};
+use crate::support::ports::free_port;
 
 /// In the instructions, an answer, the arguments and the result of a tool, the headers of the collector, and the keys.
 pub(super) const CANARY: &str = "canary";
@@ -413,15 +414,15 @@ async fn the_last_spans_are_exported_when_the_pod_ends() {
 
 #[tokio::test]
 async fn a_loop_is_as_fast_with_a_hanging_or_unreachable_collector_and_warns_once() {
+    // Shorter than one export that hangs, and longer than a busy machine pauses.
+    const SOON: Duration = Duration::from_secs(20);
     let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (hangs_at, gone_at) = (hanging.local_addr().unwrap(), gone.local_addr().unwrap());
-    drop(gone);
+    let gone = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let unguarded = json!({"guardrails": {"loopDetection": {"mode": "Disabled"}}});
-    for address in [hangs_at, gone_at] {
+    for address in [hanging.local_addr().unwrap(), gone] {
         let variables = vec![
             ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{address}")),
-            ("OTEL_EXPORTER_OTLP_TIMEOUT", "300".into()),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "25000".into()),
             ("OTEL_BSP_SCHEDULE_DELAY", "1".into()),
         ];
         let way = Way::OpenAiWhole;
@@ -429,24 +430,26 @@ async fn a_loop_is_as_fast_with_a_hanging_or_unreachable_collector_and_warns_onc
             .map(|turn| way.answer(&format!("turn {turn} is another one"), &[], "stop", true))
             .collect();
         acts.push(way.sleep());
-        let started = Instant::now();
         let cell = Cell::start_with(way, &json!({}), unguarded.clone(), acts, variables).await;
         let (report, _) = cell.at_rest().await;
         assert_eq!(report.usage.calls, 21);
-        // One request that hangs for its timeout before each call would take six seconds.
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        // From call to call, so that the starts of gateway and worker do not count.
+        let seen = cell.harness.provider.seen();
+        let pauses = seen.windows(2).map(|calls| calls[1].at.duration_since(calls[0].at));
+        let longest = pauses.max().unwrap();
+        assert!(longest < SOON, "{longest:?}");
         let warnings = |log: &str| log.matches("failed to export traces").count();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_mins(1);
         while warnings(&cell.harness.log()) == 0 {
             assert!(Instant::now() < deadline, "{}", cell.harness.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
         assert_eq!(warnings(&cell.harness.log()), 1, "{address}");
         let ending = Instant::now();
         let mut harness = cell.ended().await;
         harness.terminate();
         assert!(harness.exited().await.success(), "{}", harness.log());
-        assert!(ending.elapsed() < Duration::from_secs(5), "{:?}", ending.elapsed());
+        assert!(ending.elapsed() < SOON, "{:?}", ending.elapsed());
     }
 }
 

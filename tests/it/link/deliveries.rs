@@ -17,7 +17,10 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
 use super::*;
+use crate::support::ports::free_port;
 
+/// Longest wait for processes, which a busy machine starts slowly.
+pub(super) const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 /// A token that the API server takes for the pod of Sensor `s` in namespace `a`, uid `p1`.
 pub(super) const SENSOR_TOKEN: &str = "agentloop.dev/link a agentloop-sensor s-sensor-0 p1";
 const KEY: &str = "a key";
@@ -145,9 +148,7 @@ impl SensorPod {
     pub(super) fn start(harness: &LinkHarness) -> Self {
         let dir = pod(harness, SENSOR_TOKEN);
         std::fs::write(dir.path().join("key"), KEY).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let url = harness.url("");
         let child = run(dir.path(), address, &url);
         Self {
@@ -193,7 +194,7 @@ impl SensorPod {
                 }
             }
         };
-        timeout(Duration::from_secs(20), answered).await.unwrap()
+        timeout(WAIT_TIMEOUT, answered).await.unwrap()
     }
 }
 
@@ -253,7 +254,7 @@ async fn receive(harness: &LinkHarness, journal: &mut Journal, texts: usize, mut
     tokio::pin!(stream);
     let mut told = false;
     while journal.texts.len() < texts || !told {
-        let event = timeout(Duration::from_secs(40), stream.next()).await.unwrap().unwrap();
+        let event = timeout(WAIT_TIMEOUT, stream.next()).await.unwrap().unwrap();
         if let DirectiveEvent::Delivery(delivery) = event.unwrap() {
             let delivered = journal.apply(*delivery);
             if lost > 0 {
@@ -287,7 +288,7 @@ pub(super) async fn until_reported(
             }
         }
     };
-    let found = timeout(Duration::from_secs(20), reported).await;
+    let found = timeout(WAIT_TIMEOUT, reported).await;
     found.unwrap_or_else(|_| panic!("no report of {what}: {:?}", last_report(harness)))
 }
 

@@ -8,7 +8,7 @@ use pretty_assertions::assert_eq;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use super::deliveries::{SensorPod, directives, pod, sensor, until_reported, webhook};
+use super::deliveries::{SensorPod, WAIT_TIMEOUT, directives, pod, sensor, until_reported, webhook};
 use super::*;
 
 /// Sleeps for an hour, again and again, unless the Sensor wakes it.
@@ -105,7 +105,7 @@ async fn until_asleep(harness: &LinkHarness, after: i64) -> i64 {
             }
         }
     };
-    let turns = timeout(Duration::from_secs(20), asleep).await;
+    let turns = timeout(WAIT_TIMEOUT, asleep).await;
     turns.unwrap_or_else(|_| panic!("it does not sleep: {:?}", harness.loops.last_report(&x(), "u2")))
 }
 

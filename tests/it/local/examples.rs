@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::process::{Child, Command};
 
-use super::process::{LocalHarness, Run};
+use super::process::{LocalHarness, Run, WAIT_TIMEOUT};
 use super::sources::{said, until, updates};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
@@ -127,7 +127,7 @@ pub fn sender(text: &str, port: &str) -> String {
 
 /// Sends it as soon as the webhook listens and knows its receivers.
 pub async fn send(run: &Run, script: &str, expected: &str) {
-    let deadline = Instant::now() + Duration::from_mins(1);
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         let sent = Command::new("sh").args(["-c", script]).output().await.unwrap();
         let answer = String::from_utf8_lossy(&sent.stdout).into_owned();

@@ -1,13 +1,16 @@
 //! Each setting that `simulate --set` accepts, against a loop that really runs under it: what stopped it, before which
-//! call, until when, and what was used until then. All loops are Agents of one run with the same script.
+//! call, until when, and what was used until then. The loops are Agents of two runs. Those that a limit holds for a minute
+//! have a small run of their own, in which their scripts take less than that.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
+use std::time::Duration;
 
 use agentloop::plugin::simulation::past::{self, PastEvent, PastLoop};
 use agentloop::plugin::simulation::report::{CallSum, SimulatedStop, SimulationReport};
 use agentloop::plugin::simulation::{changes, replay, settings};
 use agentloop::worker::journal::export;
+use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
@@ -28,8 +31,8 @@ const SLACK: i64 = 1_400;
 /// Output that each call may have, and what is left of it at the first call without room.
 const MAX_OUTPUT: i64 = 150;
 const LEFT_OUTPUT: i64 = 60;
-/// How much later the loops of one run may start than others, on a loaded machine.
-const LAG: SignedDuration = SignedDuration::from_secs(60);
+/// A pause of this many seconds, or a window, ends while other loops still run.
+const SHORT: i64 = 60;
 
 fn price() -> Value {
     json!({"inputPerMillion": "2.00", "outputPerMillion": "10.00"})
@@ -104,9 +107,17 @@ enum Effect {
 enum Until {
     Raised,
     /// Once usage has left a window of this many seconds, which is counted in pieces.
-    Rolls(i64),
+    Leaves(i64),
+    /// This many seconds after what tripped.
+    Rests(i64),
     /// At a moment of the calendar.
     Exactly,
+}
+
+impl Until {
+    fn is_short(self) -> bool {
+        matches!(self, Self::Leaves(SHORT) | Self::Rests(SHORT))
+    }
 }
 
 /// A setting with a value that trips, and one that just does not.
@@ -125,6 +136,10 @@ const SHARES: &str = "passes-shares";
 impl Comparison {
     fn is_share(&self) -> bool {
         self.setting.starts_with("perAgent.")
+    }
+
+    fn is_short(&self) -> bool {
+        matches!(self.effect, Effect::Stops(_, _, _, until) if until.is_short())
     }
 }
 
@@ -146,10 +161,9 @@ fn dollars(micro: i64) -> String {
     format!("0.{micro:06}")
 }
 
-/// The limits of an AgentBudget, and its window.
+/// The limits of an AgentBudget.
 fn of_budgets() -> Vec<Comparison> {
-    use Until::{Exactly, Raised, Rolls};
-    let stops = |until| Effect::Stops(CALLS, "Paused", "BudgetExhausted", until);
+    let stops = Effect::Stops(CALLS, "Paused", "BudgetExhausted", Until::Raised);
     let (nearly, all) = ((CALLS - 1) * TOKENS + SLACK, CALLS * TOKENS + SLACK);
     let (cheap, dear) = ((CALLS - 1) * COST + COST - 500, CALLS * COST + COST);
     let input = ((CALLS - 1) * INPUT + SLACK, CALLS * INPUT + SLACK);
@@ -163,7 +177,7 @@ fn of_budgets() -> Vec<Comparison> {
         ("limits.costUSD", dollars(cheap), dollars(dear)),
     ] {
         let (trips, passes) = (format!("{setting}={trips}"), format!("{setting}={passes}"));
-        rows.push(row(setting, &[&trips], &[&passes], stops(Raised)));
+        rows.push(row(setting, &[&trips], &[&passes], stops));
     }
     for (setting, trips, passes) in [
         ("perAgent.calls", 8.to_string(), 9.to_string()),
@@ -177,60 +191,68 @@ fn of_budgets() -> Vec<Comparison> {
             setting,
             &["limits.calls=1000", &trips],
             &["limits.calls=1000", &passes],
-            stops(Raised),
-        ));
-    }
-    for (setting, window, effect) in [
-        (
-            "window.rolling.seconds",
-            "window.rolling.seconds=3600",
-            stops(Rolls(3_600)),
-        ),
-        ("window.lifetime", "window.lifetime={}", stops(Raised)),
-        (
-            "window.calendar.period Daily",
-            "window.calendar.period=Daily",
-            stops(Exactly),
-        ),
-        (
-            "window.calendar.period Weekly",
-            "window.calendar.period=Weekly",
-            stops(Exactly),
-        ),
-        (
-            "window.calendar.period Monthly",
-            "window.calendar.period=Monthly",
-            stops(Exactly),
-        ),
-        (
-            "window.calendar.timeZone",
-            "window.calendar={period: Daily, timeZone: Asia/Kathmandu}",
-            stops(Exactly),
-        ),
-        (
-            "onExhausted Stop",
-            "onExhausted=Stop",
-            Effect::Stops(CALLS, "Stopped", "BudgetExhausted", Raised),
-        ),
-        ("onExhausted Pause", "onExhausted=Pause", stops(Raised)),
-        (
-            "onExhausted Ask",
-            "onExhausted=Ask",
-            Effect::Stops(CALLS, "Paused", "BudgetAsk", Raised),
-        ),
-    ] {
-        rows.push(row(
-            setting,
-            &["limits.calls=8", window],
-            &["limits.calls=9", window],
-            effect,
+            stops,
         ));
     }
     rows
 }
 
+/// The window of an AgentBudget, and what happens when it is exhausted.
+fn of_windows(now: Timestamp) -> Vec<Comparison> {
+    use Until::{Exactly, Leaves, Raised};
+    let stops = |until| Effect::Stops(CALLS, "Paused", "BudgetExhausted", until);
+    // No window may end during the run, since another would be simulated: each is in a zone whose midnight is hours away.
+    let hour = now.to_zoned(TimeZone::UTC).hour();
+    let zone = if (17..=18).contains(&hour) {
+        "America/Caracas"
+    } else {
+        "Asia/Kathmandu"
+    };
+    let in_zone = |period: &str| format!("window.calendar={{period: {period}, timeZone: {zone}}}");
+    let calendar = |period: &str| {
+        if hour == 23 {
+            in_zone(period)
+        } else {
+            format!("window.calendar.period={period}")
+        }
+    };
+    let fixed = |text: &str| text.to_owned();
+    let rows = [
+        (
+            "window.rolling.seconds",
+            fixed("window.rolling.seconds=3600"),
+            stops(Leaves(3_600)),
+        ),
+        ("window.lifetime", fixed("window.lifetime={}"), stops(Raised)),
+        ("window.calendar.period Daily", calendar("Daily"), stops(Exactly)),
+        ("window.calendar.period Weekly", calendar("Weekly"), stops(Exactly)),
+        ("window.calendar.period Monthly", calendar("Monthly"), stops(Exactly)),
+        ("window.calendar.timeZone", in_zone("Daily"), stops(Exactly)),
+        (
+            "onExhausted Stop",
+            fixed("onExhausted=Stop"),
+            Effect::Stops(CALLS, "Stopped", "BudgetExhausted", Raised),
+        ),
+        ("onExhausted Pause", fixed("onExhausted=Pause"), stops(Raised)),
+        (
+            "onExhausted Ask",
+            fixed("onExhausted=Ask"),
+            Effect::Stops(CALLS, "Paused", "BudgetAsk", Raised),
+        ),
+    ];
+    let rows = rows.map(|(setting, window, effect)| {
+        row(
+            setting,
+            &["limits.calls=8", &window],
+            &["limits.calls=9", &window],
+            effect,
+        )
+    });
+    rows.into()
+}
+
 fn of_guardrails(now: Timestamp) -> Vec<Comparison> {
-    use Until::{Exactly, Raised, Rolls};
+    use Until::{Exactly, Leaves, Raised, Rests};
     let (nearly, all) = ((CALLS - 1) * TOKENS + SLACK, CALLS * TOKENS + SLACK);
     let (cheap, dear) = ((CALLS - 1) * COST + COST - 500, CALLS * COST + COST);
     let stops = |call, reason, until| Effect::Stops(call, "Paused", reason, until);
@@ -262,13 +284,13 @@ fn of_guardrails(now: Timestamp) -> Vec<Comparison> {
         script: Script::Fails,
         ..row
     };
-    let cool_down = Effect::Stops(8, "Paused", "ConsecutiveToolFailures", Rolls(60));
+    let cool_down = Effect::Stops(8, "Paused", "ConsecutiveToolFailures", Rests(SHORT));
     vec![
         simple(
             "guardrails.tokensPerHour",
             nearly,
             all,
-            stops(CALLS, "TokensPerHour", Rolls(3_600)),
+            stops(CALLS, "TokensPerHour", Leaves(3_600)),
         ),
         simple(
             "guardrails.total.tokens",
@@ -287,7 +309,7 @@ fn of_guardrails(now: Timestamp) -> Vec<Comparison> {
             "guardrails.maxConsecutiveTurns",
             2,
             3,
-            stops(CALLS, "MaxConsecutiveTurns", Rolls(60)),
+            stops(CALLS, "MaxConsecutiveTurns", Rests(SHORT)),
         ),
         one(
             "guardrails.activeHours",
@@ -299,25 +321,25 @@ fn of_guardrails(now: Timestamp) -> Vec<Comparison> {
             "guardrails.rateLimits LLMCalls",
             rate("LLMCalls", 8),
             rate("LLMCalls", 9),
-            stops(CALLS, "RateWindow", Rolls(3_600)),
+            stops(CALLS, "RateWindow", Leaves(3_600)),
         ),
         one(
             "guardrails.rateLimits LLMTokens",
             rate("LLMTokens", 8 * TOKENS),
             rate("LLMTokens", 8 * TOKENS + 1),
-            stops(CALLS, "RateWindow", Rolls(3_600)),
+            stops(CALLS, "RateWindow", Leaves(3_600)),
         ),
         acts(one(
             "guardrails.rateLimits Actions",
             rate("Actions", 5),
             rate("Actions", 6),
-            stops(8, "RateWindow", Rolls(3_600)),
+            stops(8, "RateWindow", Leaves(3_600)),
         )),
         acts(simple(
             "guardrails.actionsPerMinute",
             5,
             6,
-            stops(8, "ActionsPerMinute", Rolls(60)),
+            stops(8, "ActionsPerMinute", Leaves(SHORT)),
         )),
         fails(simple("guardrails.maxConsecutiveToolFailures", 6, 7, cool_down)),
     ]
@@ -331,7 +353,7 @@ fn of_goals() -> Comparison {
             "guardrails.maxConsecutiveTurns",
             &["guardrails.maxConsecutiveTurns=3"],
             &["guardrails.maxConsecutiveTurns=4"],
-            Effect::Stops(4, "Paused", "MaxConsecutiveTurns", Until::Rolls(60)),
+            Effect::Stops(4, "Paused", "MaxConsecutiveTurns", Until::Rests(SHORT)),
         )
     }
 }
@@ -450,7 +472,7 @@ async fn tool_server(harness: &LocalHarness, port: u16) -> Child {
         .unwrap();
     let connected = async {
         while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(super::process::WAIT_TIMEOUT, connected)
@@ -507,13 +529,19 @@ fn time(line: &Value, field: &str) -> Option<Timestamp> {
 async fn settled(run: &mut Run, name: &str, effect: Option<Effect>) -> Value {
     match effect {
         Some(Effect::Stops(_, state, reason, until)) => {
-            run.until(name, &format!("{state} by {reason}"), |line| {
+            let what = format!("{state} by {reason}");
+            let is = |line: &Value| {
                 let reasons = line["reasons"].as_array();
                 line["state"] == state
                     && reasons.is_some_and(|reasons| reasons.contains(&json!(reason)))
                     && (until == Until::Raised || line["resumesAt"].is_string())
-            })
-            .await
+            };
+            if until.is_short() {
+                // It may be over by now, since others were waited for.
+                run.until_once(name, &what, is).await
+            } else {
+                run.until(name, &what, is).await
+            }
         }
         Some(Effect::EndsTurn(_)) | None => run.until(name, "at its end", |line| line["outcome"].is_string()).await,
     }
@@ -549,6 +577,57 @@ fn names_field(message: &str, field: &str) -> bool {
     message.contains(field) || message.strip_suffix('…').is_some_and(ends)
 }
 
+/// What a loop did until its pause was to end.
+fn before(history: &PastLoop, end: Option<Timestamp>) -> PastLoop {
+    let mut history = history.clone();
+    history.events.retain(|(at, _)| end.is_none_or(|end| *at < end));
+    history
+}
+
+/// When a loop first used what a window counts: an action in the script that acts, otherwise a call.
+fn first_use(history: &PastLoop, script: Script) -> Timestamp {
+    let counts = |event: &PastEvent| match script {
+        Script::Acts => matches!(event, PastEvent::Action { .. }),
+        Script::Plain | Script::Fails | Script::Goal => matches!(event, PastEvent::Call(_)),
+    };
+    let first = history.events.iter().find(|(_, event)| counts(event));
+    first.unwrap().0
+}
+
+/// The most by which two pauses may differ: by a piece of the window, and because one loop makes its first calls more slowly
+/// than another. Far less than half of the window, so that a wrong one is noticed.
+fn most_apart(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds / 60 + (seconds / 4).min(60))
+}
+
+/// Compares until when a stop is simulated, and until when the loop really pauses.
+fn compare_ends(
+    (row, until): (&Comparison, Until),
+    (stop, base): (&SimulatedStop, &PastLoop),
+    (resumes, really): (Option<Timestamp>, &PastLoop),
+) {
+    let name = row.setting;
+    // Neither loop started with the other: each pause is measured from the event in its own history that it depends on.
+    let (simulated_from, from, seconds) = match until {
+        Until::Raised => {
+            assert_eq!((stop.until, resumes), (None, None), "{name}");
+            return;
+        }
+        Until::Exactly => {
+            assert_eq!(stop.until, resumes, "{name}");
+            return;
+        }
+        Until::Leaves(seconds) => (first_use(base, row.script), first_use(really, row.script), seconds),
+        Until::Rests(seconds) => (stop.at, really.events.last().unwrap().0, seconds),
+    };
+    let simulated = stop.until.unwrap().duration_since(simulated_from);
+    let took = resumes.unwrap().duration_since(from);
+    assert!(
+        (simulated - took).abs() <= most_apart(seconds),
+        "{name}: {simulated:?}, really {took:?}"
+    );
+}
+
 fn compare(row: &Comparison, base: &PastLoop, line: &Value, really: &PastLoop) {
     let name = row.setting;
     let histories = [(row.script.name().to_owned(), base.clone())];
@@ -571,7 +650,9 @@ fn compare(row: &Comparison, base: &PastLoop, line: &Value, really: &PastLoop) {
             );
         }
         Effect::Stops(call, _, reason, until) => {
-            let made = sum(really, None);
+            let resumes = time(line, "resumesAt");
+            let really = before(really, resumes);
+            let made = sum(&really, None);
             assert_eq!(
                 (stop.number, made.calls + 1),
                 (Some(call.unsigned_abs()), call.unsigned_abs()),
@@ -586,16 +667,7 @@ fn compare(row: &Comparison, base: &PastLoop, line: &Value, really: &PastLoop) {
                     .is_none_or(|message| names_field(message, field));
                 assert!(named, "{name}: {field} is not in: {line}");
             }
-            let (really, expected) = (time(line, "resumesAt"), stop.until);
-            match until {
-                Until::Raised => assert_eq!((really, expected), (None, None), "{name}"),
-                Until::Exactly => assert_eq!(expected, really, "{name}"),
-                Until::Rolls(seconds) => {
-                    let apart = really.unwrap().duration_since(expected.unwrap()).abs();
-                    let most = LAG + SignedDuration::from_secs(seconds / 60);
-                    assert!(apart <= most, "{name}: {expected:?}, really {really:?}");
-                }
-            }
+            compare_ends((row, until), (stop, base), (resumes, &really));
         }
     }
     let report = simulated(&row.passes, &histories);
@@ -681,49 +753,82 @@ fn required() -> BTreeSet<String> {
     each.collect()
 }
 
+/// The Agent that trips in the comparison at this place. Its name is short, since messages that contain it are cut.
+fn tripping(place: usize) -> String {
+    format!("trips-{place}")
+}
+
+/// Starts the loops of comparisons, those of their scripts without limits, and others. Returns the run, and for each
+/// comparison the line that tells of its stop.
+async fn stopped(
+    harness: &mut LocalHarness,
+    rows: &[&Comparison],
+    (others, port): (Vec<Value>, u16),
+) -> (Run, Vec<Value>) {
+    let mut objects = others;
+    objects.extend(Script::ALL.map(|kind| script(kind.name(), &kind.turns())));
+    let is_used = |kind: &Script| rows.iter().any(|row| row.script == *kind);
+    let scripts: Vec<Script> = Script::ALL.into_iter().filter(is_used).collect();
+    for kind in &scripts {
+        objects.extend(limited(kind.name(), *kind, &[], port));
+    }
+    for (place, row) in rows.iter().enumerate() {
+        objects.extend(limited(&tripping(place), row.script, &row.trips, port));
+    }
+    harness.write("all.yaml", &objects);
+    let mut run = harness.run(&[]);
+    for kind in scripts {
+        settled(&mut run, kind.name(), None).await;
+    }
+    let mut lines = Vec::new();
+    for (place, row) in rows.iter().enumerate() {
+        lines.push(settled(&mut run, &tripping(place), Some(row.effect)).await);
+    }
+    (run, lines)
+}
+
+fn compare_all(harness: &LocalHarness, rows: &[&Comparison], lines: &[Value]) {
+    for (place, (row, line)) in rows.iter().zip(lines).enumerate() {
+        let base = history(harness, row.script.name());
+        compare(row, &base, line, &history(harness, &tripping(place)));
+    }
+}
+
 #[tokio::test]
 async fn each_setting_does_to_a_real_loop_what_its_simulation_says() {
+    let now = Timestamp::now();
     let rows: Vec<Comparison> = of_budgets()
         .into_iter()
-        .chain(of_guardrails(Timestamp::now()))
+        .chain(of_windows(now))
+        .chain(of_guardrails(now))
         .chain([of_goals()])
         .collect();
     let compared: BTreeSet<String> = rows.iter().map(|row| row.setting.to_owned()).collect();
     assert_eq!(required(), compared, "each setting has a comparison");
+    let (short, long): (Vec<&Comparison>, Vec<&Comparison>) = rows.iter().partition(|row| row.is_short());
 
-    let (mut harness, port) = (LocalHarness::new(), free_port());
-    let _tools = tool_server(&harness, port).await;
-    let mut objects = Vec::new();
+    let (mut brief, port) = (LocalHarness::new(), free_port());
+    let _tools = tool_server(&brief, port).await;
+    let (mut run, lines) = stopped(&mut brief, &short, (Vec::new(), port)).await;
+    run.end().await;
+    compare_all(&brief, &short, &lines);
+
+    let mut harness = LocalHarness::new();
+    let mut others: Vec<Value> = pairs().iter().flat_map(|(name, set)| limited_pair(name, set)).collect();
     for kind in Script::ALL {
-        objects.push(script(kind.name(), &kind.turns()));
-        objects.extend(limited(kind.name(), kind, &[], port));
-        objects.extend(passing(&rows, kind, port));
+        others.extend(passing(&rows, kind, port));
     }
-    for (place, row) in rows.iter().enumerate() {
-        objects.extend(limited(&format!("trips-{place}"), row.script, &row.trips, port));
-    }
-    objects.extend(pairs().iter().flat_map(|(name, set)| limited_pair(name, set)));
-    harness.write("all.yaml", &objects);
-    let mut run = harness.run(&[]);
+    let (mut run, lines) = stopped(&mut harness, &long, (others, port)).await;
     for kind in Script::ALL {
-        settled(&mut run, kind.name(), None).await;
         settled(&mut run, &format!("passes-{}", kind.name()), None).await;
     }
-    let mut lines = Vec::new();
-    for (place, row) in rows.iter().enumerate() {
-        lines.push(settled(&mut run, &format!("trips-{place}"), Some(row.effect)).await);
-    }
     let pairs = settled_pairs(&mut run).await;
-    run.interrupt().await;
-    run.ended().await;
+    run.end().await;
+    compare_all(&harness, &long, &lines);
     compare_pairs(&harness, &pairs);
     for kind in Script::ALL {
-        let base = sum(&history(&harness, kind.name()), None);
+        let base = sum(&history(&brief, kind.name()), None);
         let passed = sum(&history(&harness, &format!("passes-{}", kind.name())), None);
         assert_eq!((base.calls, passed), (kind.calls(), base), "{}", kind.name());
-    }
-    for (place, (row, line)) in rows.iter().zip(&lines).enumerate() {
-        let base = history(&harness, row.script.name());
-        compare(row, &base, line, &history(&harness, &format!("trips-{place}")));
     }
 }

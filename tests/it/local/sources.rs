@@ -8,12 +8,11 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use super::process::{CANARY, LocalHarness, Run, agent, records, script};
+use super::process::{CANARY, LocalHarness, Run, WAIT_TIMEOUT, agent, records, script};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
 const KEY: &str = "canary-3c9a-key";
-const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Writes what the stream has said so far into a file; each line of the file `events` is an event. `/now` has its last line,
 /// for those who bring the key.

@@ -12,14 +12,13 @@ use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
 use super::examples::{example, sender};
-use super::process::{LocalHarness, agent, script};
+use super::process::{LocalHarness, WAIT_TIMEOUT, agent, script};
 use super::sources;
 use crate::gateway::provider::{Provider, ScriptedResponse};
 use crate::support::clusters::has;
 use crate::support::ports::free_port;
 
 const KEY: &str = "canary-3c9a-key";
-const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What a receiver was sent: the idempotency key, the header of the Secret and the body, also of what it refused.
 #[derive(Default)]

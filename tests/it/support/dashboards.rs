@@ -13,6 +13,20 @@ pub struct BoardQuery {
     pub is_instant: bool,
 }
 
+/// Values of the variables that select all series, of a Prometheus that scrapes once a second.
+pub const EVERYTHING: [(&str, &str); 10] = [
+    ("$controller_namespace", ".*"),
+    ("$namespace", ".+"),
+    ("$agent", ".+"),
+    ("$budget", ".+"),
+    ("$sensor", ".+"),
+    ("$job", ".+"),
+    ("$instance", ".+"),
+    ("$__rate_interval", "5s"),
+    ("$__interval", "1s"),
+    ("$__range", "1m"),
+];
+
 /// All queries of all dashboards. The variables are replaced in this order, so that none may begin with a former one.
 pub fn queries(variables: &[(&str, &str)]) -> Vec<BoardQuery> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/agentloop/dashboards");

@@ -84,8 +84,17 @@ async fn assert_progress(gateway: &Gateway, attempt: &str) {
 #[tokio::test]
 async fn a_refused_call_waits_for_its_moment_also_over_a_sigkill_and_is_made_then() {
     let mut harness = WorkerHarness::new();
-    let moment = Timestamp::now() + SignedDuration::from_secs(6);
-    let (gateway, worker, log) = paused(&mut harness, FailureKind::BudgetExhausted, Some(moment)).await;
+    let gateway = Gateway::start(harness.dir.path(), vec![answer("one", &[]), Reply::Hang, sleep(3600)]);
+    tell(&gateway, terms(1, None));
+    let worker = harness.worker(&gateway);
+    gateway.until("the second call", |log| log.calls.len() == 2).await;
+    // Counted from here, so that only the start of the second worker lies before it.
+    let moment = Timestamp::now() + SignedDuration::from_secs(15);
+    gateway.keep("t2c1a1", refused(FailureKind::BudgetExhausted, Some(moment)));
+    let log = gateway
+        .until("paused", |log| is(log, LoopState::Paused) && log.acks.len() == 2)
+        .await;
+    assert_eq!(log.call_ids(), ["t1c1a1", "t2c1a1"]);
     let report = log.last();
     assert_eq!(reasons(&report), [PauseReason::BudgetExhausted]);
     assert_eq!(report.reasons[0].until, Some(moment));

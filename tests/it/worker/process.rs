@@ -18,6 +18,8 @@ pub struct WorkerHarness {
     pub epoch: i64,
     pub spec: Value,
     pub journal: PathBuf,
+    /// How long a call in flight may continue after SIGTERM.
+    pub drain_seconds: u32,
     started: u32,
 }
 
@@ -33,6 +35,7 @@ impl WorkerHarness {
                 "model": {"api": "OpenAIChat", "name": "m", "baseURL": "http://unused/v1"},
                 "loop": {"minDelayMilliseconds": 1, "maxDelayMilliseconds": 10},
             }),
+            drain_seconds: 1,
             started: 0,
         }
     }
@@ -55,7 +58,7 @@ impl WorkerHarness {
             .env("AGENTLOOP_JOURNAL_DIR", &self.journal)
             .env("AGENTLOOP_INSTRUCTIONS_FILE", self.instructions_file())
             .env("AGENTLOOP_SKILLS_DIR", self.skills_dir())
-            .env("AGENTLOOP_DRAIN_SECONDS", "1")
+            .env("AGENTLOOP_DRAIN_SECONDS", self.drain_seconds.to_string())
             .stdout(file.try_clone().unwrap())
             .stderr(file)
             .kill_on_drop(true)

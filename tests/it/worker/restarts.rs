@@ -52,7 +52,7 @@ fn open(dir: &Path, owner: &JournalOwner, settings: &EngineSettings) -> (Engine,
 }
 
 /// Other tests of this process start processes, which share its locks for a moment.
-fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJournal) {
+pub(super) fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJournal) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         match Journal::open(dir, owner) {

@@ -18,7 +18,7 @@ use agentloop::worker::artifacts::ArtifactStore;
 use agentloop::worker::driver::{DriveOutcome, DriverInputs, DriverParts, LoopDriver};
 use agentloop::worker::gateway_client::GatewayClient;
 use agentloop::worker::instructions::InstructionSource;
-use agentloop::worker::journal::{Journal, JournalOwner};
+use agentloop::worker::journal::JournalOwner;
 use agentloop::worker::reporter::GatewayReporter;
 use agentloop::worker::sensor_receiver::LoopSensors;
 use agentloop::worker::sensor_receiver::file_watcher::FileWatchers;
@@ -31,8 +31,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::gateway::{Gateway, Log, WAIT_TIMEOUT, answer, sleep};
+use super::gateway::{Gateway, Log, Reply, WAIT_TIMEOUT, answer, sleep};
 use super::is;
+use super::restarts::reopened;
 
 /// What became of the runs so far.
 #[derive(Clone, Debug, Default)]
@@ -218,7 +219,7 @@ impl Worker {
                 pod_uid: "pod".into(),
                 epoch: 1,
             };
-            let (mut journal, restored) = Journal::open(&dir, &owner).unwrap();
+            let (mut journal, restored) = reopened(&dir, &owner);
             journal.claim(&owner).unwrap();
             let engine = match restored.snapshot {
                 Some(snapshot) => {
@@ -506,8 +507,8 @@ async fn a_sleeping_loop_opens_a_gate_for_changed_tools_at_once() {
     worker.ended().await;
 }
 
-/// What is left of the run lease when a worker starts.
-const LEFT: Duration = Duration::from_secs(3);
+/// What is left of the run lease before the answer comes: more than a busy machine takes to decide on it.
+const LEFT: Duration = Duration::from_secs(8);
 
 /// Stands still for longer than the lease at the first log line with this text: the journal has the decision, and nothing was
 /// done yet.
@@ -544,13 +545,21 @@ impl Write for Freeze {
 }
 
 /// A worker that wants to run a tool, with little left of its run lease; it stands still at such a line of its log.
-fn with_little_left(dir: &tempfile::TempDir) -> (Gateway, Arc<Source>, Worker) {
-    let wanted = [("files__read", json!({}))];
-    let gateway = Gateway::start(dir.path(), vec![answer("", &wanted), sleep(3600)]);
-    let left = u64::try_from(LEFT.as_millis()).unwrap();
-    gateway.tell(|event| event.link_age_milliseconds = 60_000 - left);
+async fn with_little_left(dir: &tempfile::TempDir) -> (Gateway, Arc<Source>, Worker) {
+    let gateway = Gateway::start(dir.path(), vec![Reply::Hang, sleep(3600)]);
     let source = Source::new();
     let worker = Worker::start(dir, &gateway, &source);
+    // The lease is short only now, so that the start of the worker is no part of it. The request shows that it knows.
+    gateway.until("the first call", |log| log.calls.len() == 1).await;
+    let left = u64::try_from(LEFT.as_millis()).unwrap();
+    gateway.tell(|event| {
+        event.link_age_milliseconds = 60_000 - left;
+        event.directives.wake = Some("look".into());
+    });
+    gateway
+        .until("the request", |log| log.last().handled.wake.is_some())
+        .await;
+    gateway.keep("t1c1a1", answer("", &[("files__read", json!({}))]));
     (gateway, source, worker)
 }
 
@@ -558,7 +567,7 @@ fn with_little_left(dir: &tempfile::TempDir) -> (Gateway, Arc<Source>, Worker) {
 async fn a_run_is_not_sent_when_the_driver_stood_still_for_its_lease_after_the_decision() {
     let dir = tempfile::tempdir().unwrap();
     let (freeze, _guard) = Freeze::begin("ToolIntent");
-    let (gateway, source, worker) = with_little_left(&dir);
+    let (gateway, source, worker) = with_little_left(&dir).await;
     gateway.until("paused", |log| is(log, LoopState::Paused)).await;
     assert!(freeze.is_over.load(Ordering::SeqCst));
 
@@ -575,7 +584,7 @@ async fn a_run_is_not_sent_when_the_driver_stood_still_for_its_lease_after_the_d
 async fn a_call_is_not_sent_when_the_driver_stood_still_for_its_lease_after_the_decision() {
     let dir = tempfile::tempdir().unwrap();
     let (freeze, _guard) = Freeze::begin("t1c2a1");
-    let (gateway, source, worker) = with_little_left(&dir);
+    let (gateway, source, worker) = with_little_left(&dir).await;
     source.done("t1c1r1");
     let log = gateway.until("paused", |log| is(log, LoopState::Paused)).await;
     assert!(freeze.is_over.load(Ordering::SeqCst));

@@ -13,6 +13,10 @@ use crate::source::SourceArrival;
 use agentloop_api::source::SignatureScheme;
 
 const KEY: &str = "a key of twenty bytes";
+/// Longest wait for room: less than [`READ_TIMEOUT`], after which slow senders give theirs back.
+const SOON: Duration = Duration::from_secs(5);
+/// How long room that there must not be is waited for.
+const MOMENT: Duration = Duration::from_millis(500);
 
 struct Hook {
     url: String,
@@ -322,7 +326,7 @@ async fn a_peer_has_at_most_a_quarter_of_the_connections() {
     let mut one_more = open().await.unwrap();
     let mut byte = [0];
     let end = tokio::io::AsyncReadExt::read(&mut one_more, &mut byte);
-    let end = tokio::time::timeout(Duration::from_secs(5), end).await.unwrap();
+    let end = tokio::time::timeout(SOON, end).await.unwrap();
     assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     drop((held, one_more));
     // Once they are closed there is room again.
@@ -354,29 +358,26 @@ async fn a_peer_without_the_key_does_not_exhaust_the_memory_for_all_bodies() {
     let max = BODIES_BYTES / PEERS;
     let mut hook = Hook::sized(SignatureScheme::GitHub, KEY, max).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
-    let mut slow = Vec::new();
-    let mut told = 0;
-    for _ in 0..PEERS {
+    let mut slow = vec![slow_sender(&address, max).await];
+    assert!(has_room(&mut slow[0], SOON).await, "the share of one peer");
+    for _ in 1..PEERS {
         let mut stream = slow_sender(&address, max).await;
-        told += usize::from(has_room(&mut stream).await);
+        assert!(!has_room(&mut stream, MOMENT).await, "more than its share");
         slow.push(stream);
     }
-    assert_eq!(told, 1, "the share of one peer");
     let signed = github("{}");
     let sent = hook.send(&signed, "{}".into(), ArrivalOutcome::OnDisk);
-    let (status, _) = tokio::time::timeout(Duration::from_secs(5), sent)
-        .await
-        .expect("there is room");
+    let (status, _) = tokio::time::timeout(SOON, sent).await.expect("there is room");
     assert_eq!(status, 202);
     drop(slow);
     hook.end().await;
 }
 
-/// Whether a slow sender is asked for its body within half a second.
-async fn has_room(stream: &mut tokio::net::TcpStream) -> bool {
+/// Whether a slow sender is asked for its body within this time.
+async fn has_room(stream: &mut tokio::net::TcpStream, wait: Duration) -> bool {
     use tokio::io::AsyncReadExt;
     let mut answer = [0; 12];
-    let read = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut answer));
+    let read = tokio::time::timeout(wait, stream.read_exact(&mut answer));
     read.await.is_ok_and(|read| read.is_ok() && &answer == b"HTTP/1.1 100")
 }
 
@@ -386,17 +387,13 @@ async fn a_peer_has_its_exact_share_of_the_memory_and_releases_it() {
     let hook = Hook::sized(SignatureScheme::GitHub, KEY, part).await;
     let address = hook.url.trim_start_matches("http://").trim_end_matches('/').to_owned();
     let mut one_byte_less = slow_sender(&address, part - 1).await;
-    assert!(has_room(&mut one_byte_less).await);
+    assert!(has_room(&mut one_byte_less, SOON).await);
     let mut the_last_byte = slow_sender(&address, 1).await;
-    assert!(has_room(&mut the_last_byte).await);
+    assert!(has_room(&mut the_last_byte, SOON).await);
     let mut one_more = slow_sender(&address, 1).await;
-    assert!(!has_room(&mut one_more).await);
+    assert!(!has_room(&mut one_more, MOMENT).await);
     drop(the_last_byte);
-    let mut waited = 0;
-    while !has_room(&mut one_more).await {
-        waited += 1;
-        assert!(waited < 10, "the byte is not given back");
-    }
+    assert!(has_room(&mut one_more, SOON).await, "the byte is not given back");
     drop((one_byte_less, one_more));
     hook.end().await;
 }

@@ -19,8 +19,9 @@ use crate::engine::machine::{Engine, LoopView};
 use crate::engine::tool::{ResultArtifacts, ToolOutcome, ToolRun, ToolRunId};
 use crate::engine::{CallId, CallPurpose, EngineInput, KnownTotals, OpenRequests, StopCause};
 use crate::worker::crash_tests::files::Files;
+use crate::worker::crash_tests::reopened;
 use crate::worker::driver::loop_timer::LoopTimer;
-use crate::worker::journal::{Journal, JournalOwner, WaitingResponse};
+use crate::worker::journal::{JournalOwner, WaitingResponse};
 use crate::worker::journaled_engine::JournaledEngine;
 use crate::worker::sensor_receiver::LoopSensors;
 
@@ -104,7 +105,7 @@ pub(super) fn live(environment: &mut LoopEnvironment, dir: &Path, trace: &mut dy
         pod_uid: format!("pod-{}", environment.epoch),
         epoch: environment.epoch,
     };
-    let (mut journal, restored) = Journal::open(dir, &owner).expect("a journal that opens");
+    let (mut journal, restored) = reopened(dir, &owner);
     journal.claim(&owner).expect("a journal");
     journal.checkpoint_every(60);
     let schedule = environment.schedule.clone();
