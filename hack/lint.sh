@@ -32,7 +32,11 @@ monitoring=$(module prometheus-operator github.com/prometheus-operator/prometheu
 mkdir "$out/monitoring" "$out/gitops"
 cp "$monitoring"/monitoring.coreos.com_{servicemonitors,podmonitors,prometheusrules}.yaml "$out/monitoring"
 # What pages show for Argo CD, Flux and snapshots of volumes: definition MODULE@VERSION FILE, without the modules that it needs.
-definition() { cp "$(cd / && go mod download -json "$1" | sed -nE 's/^\t"Dir": "(.*)",/\1/p')/$2" "$out/gitops"; }
+definition() {
+  local said
+  said=$(cd / && go mod download -json "$1") || die "cannot download $1: $said"
+  cp "$(sed -nE 's/^\t"Dir": "(.*)",/\1/p' <<<"$said")/$2" "$out/gitops"
+}
 definition github.com/argoproj/argo-cd/v3@v3.2.0 manifests/crds/application-crd.yaml
 definition github.com/fluxcd/helm-controller@v1.4.0 config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml
 definition github.com/fluxcd/kustomize-controller@v1.7.3 config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml

@@ -295,7 +295,8 @@ mod tests {
         HttpLimits {
             head: SOON,
             whole: SOON,
-            unread: SOON,
+            // Of those that are to be closed, none may be closed by this limit.
+            unread: SOON * 10,
             ..HttpLimits::default()
         }
     }

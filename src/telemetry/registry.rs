@@ -86,7 +86,7 @@ metrics! {
     AGENT_CALLS = Agents Counter "agentloop_agent_calls_total" ["namespace", "agent", "model"]
         "Total number of model calls sent, as persisted in the status; each attempt counts.";
     AGENT_COST = Agents Counter "agentloop_agent_cost_usd_total" ["namespace", "agent", "model"]
-        "Total cost in US dollars, an estimate at the configured prices known when each call was made, as persisted in the status; 0 without prices.";
+        "Total estimated cost in US dollars, at the configured prices known when each call was made, as persisted in the status; 0 without prices.";
     AGENT_CREATED = Agents Gauge "agentloop_agent_created_timestamp_seconds" ["namespace", "agent"]
         "Time of creation of the Agent, in seconds since the Unix epoch.";
     AGENT_DENIED_TOOL_CALLS = Agents Counter "agentloop_agent_denied_tool_calls_total" ["namespace", "agent"]
@@ -153,7 +153,7 @@ metrics! {
     NAMESPACE_CALLS = Namespaces Counter "agentloop_namespace_calls_total" ["namespace"]
         "Total number of model calls sent by the Agents of the namespace; each attempt counts.";
     NAMESPACE_COST = Namespaces Counter "agentloop_namespace_cost_usd_total" ["namespace"]
-        "Total cost in US dollars, an estimate at the configured prices known when each call was made; 0 without prices.";
+        "Total estimated cost in US dollars, at the configured prices known when each call was made; 0 without prices.";
     NAMESPACE_TRIPS = Namespaces Counter "agentloop_namespace_guardrail_trips_total" ["namespace", "guardrail", "action"]
         "Total number of times a limit was reached or loop detection took a step, by action: warn, deny, pause or kill.";
     NAMESPACE_APPROVALS = Namespaces Gauge "agentloop_namespace_pending_approvals" ["namespace"]

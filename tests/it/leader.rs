@@ -151,11 +151,7 @@ async fn a_leader_that_died_is_replaced_when_its_lease_ends() {
     timeout(3 * VALID, cluster.candidate("b", &connected()).win(|| {}))
         .await
         .expect("no leader long after the Lease ended");
-    assert!(
-        died.elapsed() > VALID / 2,
-        "{:?}: before the Lease ended",
-        died.elapsed()
-    );
+    assert!(died.elapsed() >= VALID, "{:?}: before the Lease ended", died.elapsed());
     cluster.end().await;
 }
 
@@ -276,10 +272,7 @@ async fn a_stopping_leader_exits_cleanly_and_removes_its_lease_and_its_label() {
     stop.cancel();
     assert!(timeout(WAIT_TIMEOUT, running).await.unwrap().unwrap().is_ok());
     let log = std::fs::read_to_string(log.path()).unwrap();
-    let (is_released, is_aborted) = (
-        log.contains("released the Lease"),
-        log.contains("aborted the remaining tasks"),
-    );
+    let (is_released, is_aborted) = (log.contains("released the Lease"), log.contains("aborted the "));
     assert!(is_released && !is_aborted, "{log}");
     assert_eq!((leads().await, cluster.holder().await), (None, None));
     cluster.end().await;
@@ -371,7 +364,7 @@ async fn without_an_api_server_the_controller_is_alive_but_not_ready_and_stops_o
         );
         assert!(metrics.contains(&leads), "{metrics}");
         stop.cancel();
-        let ended = timeout(10 * SECOND, running).await.expect("it waits for nothing");
+        let ended = timeout(3 * SECOND, running).await.expect("it waits for nothing");
         assert!(ended.unwrap().is_ok());
     }
 }

@@ -121,7 +121,10 @@ pub(in crate::controller) async fn run<R: Reconciler>(
     };
     tokio::select! {
         () = join(&mut tasks) => {}
-        () = stopped => tasks.shutdown().await,
+        () = stopped => {
+            tracing::warn!("aborted the reconciles still running {} s after the stop signal", GRACE.as_secs());
+            tasks.shutdown().await;
+        }
     }
 }
 

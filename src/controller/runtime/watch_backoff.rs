@@ -11,8 +11,9 @@ const FIRST: Duration = Duration::from_millis(800);
 /// Until a watch is resumed, a suspended Agent continues and a new one does not start. kube's own policy waits up to 60 s
 /// (30 s and as much jitter); one controller can afford to ask more often than a fleet of clients.
 const MAX_DELAY: Duration = Duration::from_secs(10);
-/// The delay starts over when no error occurred for this long.
-const RESET_AFTER: Duration = Duration::from_secs(30);
+/// The delay starts over when no error occurred for this long. Two errors of a server that is away have less between them:
+/// [`MAX_DELAY`], and the time of a request.
+const RESET_AFTER: Duration = Duration::from_secs(15);
 
 /// Exponential backoff with jitter from 0.8 s to 10 s.
 ///

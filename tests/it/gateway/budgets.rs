@@ -551,13 +551,13 @@ async fn leases_are_returned_after_thirty_seconds_without_a_call_and_not_before(
     // What is spent is said long before; it is a sign that the gateway has looked at the clock.
     let said = |ledger: &Ledger| last_statement(ledger).is_some_and(|said| said.spent.tokens == 15);
     // What the machine takes on top must not add up to thirty.
-    pass(20).await;
+    pass(26).await;
     harness.controller.until_ledger("what is spent", said).await;
     harness.controller.ledger(|ledger| {
         assert!(!ledger.reserved("team").is_zero());
         assert!(!last_statement(ledger).unwrap().closed);
     });
-    pass(10).await;
+    pass(4).await;
     let free = |ledger: &Ledger| ledger.reserved("team").is_zero();
     harness.controller.until_ledger("all given back", free).await;
     assert_eq!(harness.controller.ledger(|ledger| ledger.used("team").tokens), 15);

@@ -41,7 +41,7 @@ async fn an_interrupted_run_drains_and_the_next_one_continues_in_the_same_turn()
 }
 
 #[tokio::test]
-async fn a_call_in_flight_is_cancelled_within_ten_seconds_and_its_turn_continues_in_the_next_run() {
+async fn a_call_in_flight_is_cancelled_in_time_and_its_turn_continues_in_the_next_run() {
     let mut harness = LocalHarness::new();
     harness.write(
         "all.yaml",
@@ -53,7 +53,7 @@ async fn a_call_in_flight_is_cancelled_within_ten_seconds_and_its_turn_continues
     run.interrupt().await;
     assert_eq!(run.cause().await, "Interrupted");
     // The run gives itself nine seconds; the rest is for a machine that stalls.
-    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(14), "{:?}", asked.elapsed());
 
     harness.write(
         "all.yaml",

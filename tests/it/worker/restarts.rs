@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use agentloop::api::AgentSpec;
 use agentloop::api::failure::{CallFailure, FailureKind};
@@ -56,7 +56,9 @@ pub(super) fn reopened(dir: &Path, owner: &JournalOwner) -> (Journal, RestoredJo
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         match Journal::open(dir, owner) {
-            Err(JournalError::Locked { .. }) if Instant::now() < deadline => std::thread::yield_now(),
+            Err(JournalError::Locked { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             opened => return opened.unwrap(),
         }
     }
