@@ -10,7 +10,7 @@ use super::cluster::{self, AGENTS, Namespace, alone, figure};
 use super::node;
 use crate::support::{http, kubectl::Kubectl};
 
-/// Seconds from one write of a status to the next one for which nobody waits.
+/// Seconds between two writes of a status that only update its counters (`SLOW` of the controller).
 const STATUS_STEP: u64 = 15;
 
 /// Writes to the API server so far, by `resource/subresource verb`.

@@ -60,7 +60,7 @@ fn no_key_prompt_or_answer_appears_in_describe_events_logs_metrics_plugin_or_rep
             lines.iter().find(is_end).map(|_| ())
         });
         if fault == "401" {
-            // What is resumed before it waits goes on waiting.
+            // A resume that arrives before the loop waits has no effect on the wait.
             agent.until_condition("ModelAvailable", "False", "AuthenticationFailed", 60);
         }
     }
