@@ -92,9 +92,10 @@ node_up() {
   AGENTLOOP_PYTHON=$("$ROOT/hack/python-env.sh")
   export AGENTLOOP_PYTHON
 }
+# A thread for each test, since they wait for their turns at the cluster (tests/e2e/turns.rs).
 node_tests() {
   tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
-    AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "${filters[@]}" --show-output --test-threads=8
+    AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "${filters[@]}" --show-output --test-threads=200
 }
 # On a cluster without a release, since the older one comes first. Leaves the newer one.
 upgrade_tests() {

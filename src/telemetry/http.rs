@@ -234,22 +234,20 @@ async fn scrape(
     let format = ExpositionFormat::negotiate(&list(&headers, &header::ACCEPT));
     // There is nothing to compress for HEAD.
     let compressed = method == Method::GET && gzip::is_accepted(&list(&headers, &header::ACCEPT_ENCODING));
-    let (sender, receiver) = mpsc::channel::<Vec<u8>>(PIECES);
-    // On a blocking thread, since the channel makes it wait for the peer, and so that many Agents do not delay timers and
-    // the renewal of the Lease. It ends when the connection does, which drops the receiver.
+    let (sender, mut receiver) = mpsc::channel::<Vec<u8>>(PIECES);
+    // A slow reader must not make room for another text.
+    let slot = Arc::new(slot);
+    let slot_of_writer = slot.clone();
+    // On blocking threads, since the channels make them wait for the peer, and so that many Agents do not delay timers and
+    // the renewal of the Lease. They end when the connection does, which drops the receiver.
     tokio::task::spawn_blocking(move || {
         let mut send = |piece| sender.blocking_send(piece).is_ok();
-        if compressed {
-            let mut pieces = GzipPieces::default();
-            let mut write = |piece: Vec<u8>| pieces.push(&piece, &mut send);
-            scrapes.metrics.write(format, &mut write);
-            pieces.finish(&mut send);
-        } else {
-            scrapes.metrics.write(format, &mut send);
-        }
-        // A slow reader must not make room for another text.
-        drop(slot);
+        scrapes.metrics.write(format, &mut send);
+        drop(slot_of_writer);
     });
+    if compressed {
+        receiver = compress(receiver, slot);
+    }
     let pieces = stream::unfold(receiver, |mut receiver| async move {
         let piece = receiver.recv().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), receiver))
@@ -264,6 +262,23 @@ async fn scrape(
         response.headers_mut().insert(header::CONTENT_ENCODING, coding);
     }
     response
+}
+
+/// Compresses the pieces of a text while the next ones are written. Holds the slot of the scrape until the last is taken.
+fn compress(mut text: mpsc::Receiver<Vec<u8>>, slot: Arc<ConnectionSlot>) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(PIECES);
+    tokio::task::spawn_blocking(move || {
+        let mut pieces = GzipPieces::default();
+        let mut send = |piece| sender.blocking_send(piece).is_ok();
+        while let Some(piece) = text.blocking_recv() {
+            if !pieces.push(&piece, &mut send) {
+                return;
+            }
+        }
+        pieces.finish(&mut send);
+        drop(slot);
+    });
+    receiver
 }
 
 /// The value of a header that is a list, which may be in several lines.

@@ -3,12 +3,13 @@
 //! Tests that only use the cluster share it; tests that break it (restart the node, stop the API server, kill the
 //! controller, upgrade the release) have it alone. A namespace of its own for each test, held to `restricted`.
 
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::node;
+use super::turns::{Turn, Turns, Use};
 use crate::support::{clusters, kubectl::Kubectl};
 
 /// Namespace of the release.
@@ -25,18 +26,18 @@ pub const REPLICAS: &str = "app.kubernetes.io/name=agentloop,app.kubernetes.io/c
 pub const LEADER: &str = "agentloop.dev/leader=true";
 
 static INSTALLED: OnceLock<Option<Kubectl>> = OnceLock::new();
-static TURN: RwLock<()> = RwLock::new(());
+static TURNS: Turns = Turns::new();
 
 /// The cluster, used side by side with other tests.
 pub struct SharedCluster {
     pub system: Kubectl,
-    _turn: RwLockReadGuard<'static, ()>,
+    _turn: Turn<'static>,
 }
 
 /// The cluster, for this test alone.
 pub struct ExclusiveCluster {
     pub system: Kubectl,
-    _turn: RwLockWriteGuard<'static, ()>,
+    _turn: Turn<'static>,
 }
 
 /// The next test finds a release at rest: no replica that still ends or waits to be restarted, and a leader.
@@ -52,22 +53,24 @@ impl Drop for ExclusiveCluster {
 
 /// The cluster for a test that breaks nothing; `None` (said loudly) where there is none.
 pub fn shared() -> Option<SharedCluster> {
+    let place = TURNS.queue(Use::Shared);
     let system = installed()?;
-    let turn = TURN.read().unwrap_or_else(PoisonError::into_inner);
+    let turn = place.wait();
     Some(SharedCluster { system, _turn: turn })
 }
 
 /// The cluster for a test that breaks it; `None` (said loudly) where there is none.
 pub fn alone() -> Option<ExclusiveCluster> {
+    let place = TURNS.queue(Use::Exclusive);
     let system = installed()?;
-    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    let turn = place.wait();
     Some(ExclusiveCluster { system, _turn: turn })
 }
 
 /// The cluster for a test that installs a release of its own choice; `None` (said loudly) where there is none.
 pub fn without_release() -> Option<ExclusiveCluster> {
     let system = Kubectl::new(&clusters::node()?, SYSTEM);
-    let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURNS.queue(Use::Exclusive).wait();
     system.apply(&restricted(SYSTEM));
     Some(ExclusiveCluster { system, _turn: turn })
 }

@@ -50,4 +50,5 @@ mod tasks;
 mod telemetry;
 mod toolbox;
 mod tools;
+mod turns;
 mod upgrade;
