@@ -149,7 +149,10 @@ fn tests_that_break_the_cluster_go_first_and_the_others_side_by_side() {
     running.pop();
     assert!(may_begin(&one_more));
     let late = turns.queue(Use::Exclusive);
-    assert!(!may_begin(&one_more) && !may_begin(&late), "first those that share it end");
+    assert!(
+        !may_begin(&one_more) && !may_begin(&late),
+        "first those that share it end"
+    );
     running.clear();
     assert!(may_begin(&late));
     drop(late.wait());
