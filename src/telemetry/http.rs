@@ -76,7 +76,8 @@ impl Default for HttpLimits {
     }
 }
 
-/// Bounds on concurrent scrapes, until the response is sent; each has a thread.
+/// Bounds on concurrent scrapes, until the last piece is handed to the connection; each has a thread, and a second one if
+/// it is compressed.
 const SCRAPES: ConnectionBounds = ConnectionBounds::of_strangers(6, 2);
 /// How long a scrape beyond the bounds waits for another to end, and how often it checks.
 pub const SCRAPE_WAIT: Duration = Duration::from_secs(5);
@@ -264,7 +265,7 @@ async fn scrape(
     response
 }
 
-/// Compresses the pieces of a text while the next ones are written. Holds the slot of the scrape until the last is taken.
+/// Compresses the pieces of a text while the next ones are written. Holds the slot of the scrape until all are handed on.
 fn compress(mut text: mpsc::Receiver<Vec<u8>>, slot: Arc<ConnectionSlot>) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {

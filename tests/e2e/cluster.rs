@@ -43,11 +43,12 @@ pub struct ExclusiveCluster {
 /// The next test finds a release at rest: no replica that still ends or waits to be restarted, and a leader.
 impl Drop for ExclusiveCluster {
     fn drop(&mut self) {
-        let is_installed = || self.system.get("deployment", RELEASE).is_some();
-        if !std::thread::panicking() && is_installed() {
-            settled(&self.system);
-            leader(&self.system);
-        }
+        restore(|| {
+            if self.system.get("deployment", RELEASE).is_some() {
+                settled(&self.system);
+                leader(&self.system);
+            }
+        });
     }
 }
 

@@ -3,7 +3,10 @@
 //! All tests begin at once and wait here, so that none that breaks the cluster has to wait for the end of others that are
 //! in the middle. With fewer threads than tests they still never meet; it takes longer.
 
+use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// The most tests that share the cluster at a time: each waits more than it computes, but the node has two processors.
 const SIDE_BY_SIDE: usize = 8;
@@ -15,13 +18,16 @@ pub struct Turns {
 }
 
 struct State {
-    /// The tickets of the tests that wait, with whether they need the cluster alone; in the order of their arrival.
-    waiting: Vec<(u64, Use)>,
+    /// The tests that wait, in the order of their names.
+    waiting: BTreeMap<Ticket, Use>,
     next: u64,
     /// How many tests share the cluster now.
     shared: usize,
     exclusive: bool,
 }
+
+/// The name of a test, and a number that no other test has.
+type Ticket = (String, u64);
 
 /// How a test uses the cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,9 +40,9 @@ pub enum Use {
 
 impl State {
     /// Whether it is the turn of this test: tests that need the cluster alone go first, and each kind in its order.
-    fn may_begin(&self, ticket: u64, wanted: Use) -> bool {
-        let first = |wanted| self.waiting.iter().find(|(_, other)| *other == wanted);
-        let is_first = first(wanted).is_some_and(|(first, _)| *first == ticket);
+    fn may_begin(&self, ticket: &Ticket, wanted: Use) -> bool {
+        let first = |wanted| self.waiting.iter().find(|(_, other)| **other == wanted);
+        let is_first = first(wanted).is_some_and(|(first, _)| first == ticket);
         let is_free = match wanted {
             Use::Exclusive => self.shared == 0,
             Use::Shared => self.shared < SIDE_BY_SIDE && first(Use::Exclusive).is_none(),
@@ -48,7 +54,7 @@ impl State {
 /// A place in the queue. It is left, if the test ends before its turn.
 pub struct Place<'a> {
     turns: &'a Turns,
-    ticket: u64,
+    ticket: Ticket,
     wanted: Use,
 }
 
@@ -56,13 +62,14 @@ pub struct Place<'a> {
 pub struct Turn<'a> {
     turns: &'a Turns,
     used: Use,
+    since: Instant,
 }
 
 impl Turns {
     pub const fn new() -> Self {
         Self {
             state: Mutex::new(State {
-                waiting: Vec::new(),
+                waiting: BTreeMap::new(),
                 next: 0,
                 shared: 0,
                 exclusive: false,
@@ -78,9 +85,9 @@ impl Turns {
     /// Joins the queue.
     pub fn queue(&self, wanted: Use) -> Place<'_> {
         let mut state = self.lock();
-        let ticket = state.next;
+        let ticket = (name(), state.next);
         state.next += 1;
-        state.waiting.push((ticket, wanted));
+        state.waiting.insert(ticket.clone(), wanted);
         Place {
             turns: self,
             ticket,
@@ -93,31 +100,35 @@ impl<'a> Place<'a> {
     /// Waits for the turn.
     pub fn wait(self) -> Turn<'a> {
         let turns = self.turns;
-        let waits = |state: &mut State| !state.may_begin(self.ticket, self.wanted);
-        let state = turns.changed.wait_while(turns.lock(), waits);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        let mut state = turns.lock();
+        while !state.may_begin(&self.ticket, self.wanted) {
+            state = turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
         match self.wanted {
             Use::Shared => state.shared += 1,
             Use::Exclusive => state.exclusive = true,
         }
         drop(state);
+        say("begins");
         // It leaves the queue when its place is dropped.
         Turn {
             turns,
             used: self.wanted,
+            since: Instant::now(),
         }
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.turns.lock().waiting.retain(|(ticket, _)| *ticket != self.ticket);
+        self.turns.lock().waiting.remove(&self.ticket);
         self.turns.changed.notify_all();
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        say(&format!("ends after {} s", self.since.elapsed().as_secs()));
         let mut state = self.turns.lock();
         match self.used {
             Use::Shared => state.shared -= 1,
@@ -128,10 +139,20 @@ impl Drop for Turn<'_> {
     }
 }
 
+/// The name of the test, which is that of its thread.
+fn name() -> String {
+    std::thread::current().name().unwrap_or_default().to_owned()
+}
+
+/// Past the capture of output, so that a run that hangs shows which tests have their turn.
+fn say(what: &str) {
+    let _ = writeln!(std::io::stderr(), "turn: {} {what}", name());
+}
+
 #[test]
 fn tests_that_break_the_cluster_go_first_and_the_others_side_by_side() {
     let turns = Turns::new();
-    let may_begin = |place: &Place<'_>| turns.lock().may_begin(place.ticket, place.wanted);
+    let may_begin = |place: &Place<'_>| turns.lock().may_begin(&place.ticket, place.wanted);
     let first = turns.queue(Use::Shared);
     let [alone, alone_too] = [Use::Exclusive; 2].map(|wanted| turns.queue(wanted));
     assert!(!may_begin(&first), "others need the cluster alone");
