@@ -7,7 +7,7 @@ use super::stage::{self, HELPER, WATCHER};
 use crate::docs::PageCommand;
 
 /// Commands that are not run, by their first words without a namespace, and why.
-const NOT_RUN: [(&str, &str); 12] = [
+const NOT_RUN: [(&str, &str); 13] = [
     ("kubectl port-forward", "runs until it is interrupted"),
     ("kubectl run files", "its image is another project's"),
     ("kubectl cp letter.txt", "into the pod of another project's image"),
@@ -15,6 +15,10 @@ const NOT_RUN: [(&str, &str); 12] = [
     ("kubectl patch configmap argocd-cm", "the ConfigMap is Argo CD's"),
     (
         "kubectl apply -f snapshot.yaml",
+        "the definition is that of the CSI snapshotter",
+    ),
+    (
+        "kubectl wait volumesnapshot",
         "the definition is that of the CSI snapshotter",
     ),
     (
