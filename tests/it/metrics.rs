@@ -686,8 +686,9 @@ fn check_query(place: &str, query: &str) -> BTreeSet<&'static str> {
             let before = &query[..at];
             let rated = ["rate(", "increase("].iter().any(|function| before.ends_with(function));
             // Of the highest value of all replicas.
-            let labels = before.rsplit_once("increase((max by (");
-            let rated = rated || labels.is_some_and(|(_, labels)| labels.find(')') == labels.len().checked_sub(3));
+            let of_highest = ["rate((max by (", "increase((max by ("].into_iter();
+            let mut labels = of_highest.filter_map(|start| Some(before.rsplit_once(start)?.1));
+            let rated = rated || labels.any(|labels| labels.find(')') == labels.len().checked_sub(3));
             assert!(rated, "{place}: {name} only grows; ask for its rate");
         }
     }

@@ -2,7 +2,9 @@
 
 use super::dashboard::{Annotation, Dashboard, DashboardVariable};
 use super::panel::{DashboardPanel, PanelQuery, PanelUnit, TableColumn, panel_query};
-use super::query::{a_step_ago, begins, or_zero, per_minute, rate, select, select_with, sum_by, total};
+use super::query::{
+    a_step_ago, an_hour_ago, begins, increase_of_an_hour, or_zero, per_minute, rate, select, select_with, sum_by, total,
+};
 use crate::telemetry::registry::{self, Metric};
 
 /// Labels of an AgentBudget.
@@ -199,16 +201,23 @@ fn now() -> Vec<DashboardPanel> {
     ]
 }
 
+/// Seconds until the limit is used up, computed as `namespace_budget_unit:agentloop_budget_exhaustion_seconds:forecast1h`, of which
+/// the alert is made. Not that series: the dashboards work without the rules.
+///
+/// In a calendar window, which has a time of its end, usage grows by what is spent. In other windows it grows by that without what
+/// leaves the window, which is the difference to an hour ago. What there was then under the name of a younger budget may have been
+/// another one's.
+fn until_exhausted(kind: &AmountPanel) -> String {
+    let (limit, used, before) = (select(kind.limit), select(kind.used), an_hour_ago(kind.used));
+    let spent = sum_by(BUDGET, &increase_of_an_hour(kind.spent));
+    let (resets, created) = (select(&registry::BUDGET_RESETS), select(&registry::BUDGET_CREATED));
+    format!(
+        "clamp_min({limit} - {used}, 0) * 3600 / \
+         (({spent} and ({resets} or {created} > time() - 3600) or {used} - {before}) > 0)"
+    )
+}
+
 fn over_time() -> Vec<DashboardPanel> {
-    let until_exhausted = |kind: &AmountPanel| {
-        format!(
-            "({} - {} - {}) / ({} > 0)",
-            select(kind.limit),
-            select(kind.used),
-            select(kind.reserved),
-            sum_by(BUDGET, &rate(kind.spent))
-        )
-    };
     vec![
         DashboardPanel::lines(
             "Used",
@@ -220,7 +229,9 @@ fn over_time() -> Vec<DashboardPanel> {
         DashboardPanel::lines(
             "Time to exhaustion",
             PanelUnit::Seconds,
-            "Time until the rest is spent at the present rate; nothing is shown while nothing is spent.",
+            "Time until a limit is used up if usage continues to grow as in the last hour, also beyond the end of the \
+             window; 0 once it is. In a rolling or lifetime window, the growth is the difference of the usage to an hour \
+             ago. Nothing is shown while usage does not grow.",
             each_kind(until_exhausted),
         )
         .wide(12),

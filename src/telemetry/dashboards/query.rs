@@ -37,24 +37,40 @@ const fn is_of_leader(metric: &Metric) -> bool {
     !matches!(metric.source, MetricSource::Controller | MetricSource::Process)
 }
 
+/// Whether each leader exports the same total of an object, which it reads from the status.
+fn is_total(metric: &Metric) -> bool {
+    let of_ledger = [&registry::BUDGET_LEASES, &registry::BUDGET_WRITES];
+    matches!(metric.source, MetricSource::Agents | MetricSource::Sensors) || of_ledger.contains(&metric)
+}
+
 /// Per-second rate of a counter.
 pub fn rate(metric: &Metric) -> String {
-    over(metric, "rate", "$__rate_interval", "")
+    rate_with(metric, "")
 }
 
 /// Per-second rate of a counter whose series have also these matchers.
+///
+/// The steps of a total are those in which Prometheus evaluates rules, by default a minute: two or more of them are in the rate interval,
+/// which is two minutes or longer. Steps of `$__interval` are nearly as long as that, so that there may be one in it, and no rate.
 pub fn rate_with(metric: &Metric, matchers: &str) -> String {
-    over(metric, "rate", "$__rate_interval", matchers)
+    over(metric, "rate", ("$__rate_interval", ""), matchers)
 }
 
-/// Increase of a counter over the time that the dashboard shows. The totals of an object outlast a leader: if one leads again
-/// later, its own series rises by what the leader in between counted too, so the highest value of all replicas is used.
+/// Increase of a counter over the time that the dashboard shows.
 pub fn increase(metric: &Metric) -> String {
-    if matches!(metric.source, MetricSource::Agents | MetricSource::Sensors) {
-        assert_eq!(metric.kind, MetricKind::Counter, "{}", metric.name);
-        return format!("increase(({})[$__range:$__interval])", select(metric));
-    }
-    over(metric, "increase", "$__range", "")
+    over(metric, "increase", ("$__range", "$__interval"), "")
+}
+
+/// Increase of a counter over the last hour.
+pub fn increase_of_an_hour(metric: &Metric) -> String {
+    over(metric, "increase", ("1h", ""), "")
+}
+
+/// What a gauge of the leader was an hour ago. It is looked for as long as a change of the leader may take.
+pub fn an_hour_ago(metric: &Metric) -> String {
+    let series = selector(metric, "", "");
+    let labels = metric.labels.join(", ");
+    format!("max by ({labels}) (last_over_time({series}[{LEADER_CHANGE}] offset 1h))")
 }
 
 /// Sum by labels, such as `"namespace, agent"`.
@@ -172,8 +188,13 @@ pub fn quantile(quantile: &str, metric: &Metric) -> String {
     format!("histogram_quantile({quantile}, sum by (le) (rate({series}[$__rate_interval])))")
 }
 
-fn over(metric: &Metric, function: &str, window: &str, matchers: &str) -> String {
+/// A function of a counter over a window. The totals of an object outlast a leader: if one leads again later, its own series rises by
+/// what the leader in between counted too, so the highest value of all replicas is used, at each step of the window.
+fn over(metric: &Metric, function: &str, (window, step): (&str, &str), matchers: &str) -> String {
     assert_eq!(metric.kind, MetricKind::Counter, "{}", metric.name);
+    if is_total(metric) {
+        return format!("{function}(({})[{window}:{step}])", select_with(metric, matchers));
+    }
     format!("{function}({}[{window}])", selector(metric, "", matchers))
 }
 

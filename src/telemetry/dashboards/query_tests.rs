@@ -43,7 +43,7 @@ fn is_of_leader(metric: &Metric) -> bool {
 #[test]
 fn every_selector_of_what_the_leader_exports_is_aggregated() {
     let selector = Regex::new(r"\w+\{[^}]*\}").unwrap();
-    let function = Regex::new(r"\b(?:rate|increase|max_over_time)\($").unwrap();
+    let function = Regex::new(r"\b(?:rate|increase|max_over_time|last_over_time)\($").unwrap();
     let aggregation = Regex::new(r"\b(?:sum|max|count)(?: by \([^)]*\))? ?\($").unwrap();
     for (place, query) in queries() {
         for found in selector.find_iter(&query) {
@@ -58,6 +58,20 @@ fn every_selector_of_what_the_leader_exports_is_aggregated() {
             // The difference of a counter is one of each replica's series.
             let is_difference = query.contains(&format!("{0} - {0} offset", found.as_str()));
             assert!(aggregation.is_match(&before) || is_difference, "{place}: {query}");
+        }
+    }
+}
+
+/// Each leader exports the same totals: the growth of a replica's series contains what another leader has counted in between.
+#[test]
+fn totals_of_objects_are_aggregated_before_their_growth_is_taken() {
+    let growth = Regex::new(r"\b(?:rate|increase)\(\w+\{").unwrap();
+    let of_ledger = ["agentloop_budget_leases_total", "agentloop_budget_ledger_writes_total"];
+    for (place, query) in queries() {
+        for found in growth.find_iter(&query) {
+            let metric = metrics_in(found.as_str())[0];
+            let is_of_object = matches!(metric.source, MetricSource::Agents | MetricSource::Sensors);
+            assert!(!is_of_object && !of_ledger.contains(&metric.name), "{place}: {query}");
         }
     }
 }
