@@ -17,14 +17,23 @@ fn main() -> ExitCode {
         Some(plugin::PROGRAM) => return plugin::main(agentloop::cli::history_of),
         Some(plugin::COMPLETION_PROGRAM) => {
             let words: Vec<String> = std::env::args().skip(1).collect();
-            let answer = plugin::completion::answer(&words);
+            let answer = plugin::completion::answer(&words, plugin::completion::names_of_objects);
             // kubectl may have stopped reading.
             let _ = std::io::stdout().write_all(answer.as_bytes());
             return ExitCode::SUCCESS;
         }
         _ => {}
     }
-    match agentloop::cli::Cli::parse().run() {
+    let is_plugin = std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == plugin::SUBCOMMAND);
+    let cli = match agentloop::cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        // Its exit code 2 is that of a task that a limit ended.
+        Err(error) if is_plugin => return plugin::rejected(&error),
+        Err(error) => error.exit(),
+    };
+    match cli.run() {
         Ok(code) => code,
         Err(error) => {
             eprintln!("agentloop: {error:#}");

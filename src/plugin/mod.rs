@@ -34,6 +34,8 @@ pub use session::{PluginSession, Screen};
 
 /// Name of the plugin's program: kubectl runs it as `kubectl agentloop`.
 pub const PROGRAM: &str = "kubectl-agentloop";
+/// Name of the subcommand that is the same: `agentloop kubectl`.
+pub const SUBCOMMAND: &str = "kubectl";
 /// Name of the program that kubectl asks for completions.
 pub const COMPLETION_PROGRAM: &str = "kubectl_complete-agentloop";
 
@@ -53,17 +55,22 @@ pub fn main(export: JournalExport) -> ExitCode {
         .and_then(|matches| PluginCli::from_arg_matches(&matches));
     match parsed {
         Ok(cli) => ExitCode::from(cli.arguments.run(export).code()),
-        Err(error) => {
-            let _ = error.print();
-            // Help and version are printed in the same way, to standard output.
-            let status = if error.use_stderr() {
-                ExitStatus::Usage
-            } else {
-                ExitStatus::Success
-            };
-            ExitCode::from(status.code())
-        }
+        Err(error) => rejected(&error),
     }
+}
+
+/// Prints why the arguments of a command cannot be used, or the help or the version that they ask for. Returns the exit code
+/// of the plugin, whichever name it was started under.
+#[must_use]
+pub fn rejected(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    // Help and version are printed in the same way, to standard output.
+    let status = if error.use_stderr() {
+        ExitStatus::Usage
+    } else {
+        ExitStatus::Success
+    };
+    ExitCode::from(status.code())
 }
 
 impl PluginArgs {

@@ -6,6 +6,7 @@ use clap::{Arg, Command};
 
 use super::failure::ExitStatus;
 use super::report::redaction::MAX_DIGITS;
+use super::report::sources::MAX_PREVIOUS_LOGS;
 use super::screens::checks::PERMISSIONS;
 
 /// The page as Markdown.
@@ -43,7 +44,8 @@ pub fn markdown() -> String {
             permission.verb, permission.commands
         );
     }
-    page.push_str(&TAIL.replace("MAX_DIGITS", &MAX_DIGITS.to_string()));
+    let tail = TAIL.replace("MAX_DIGITS", &MAX_DIGITS.to_string());
+    page.push_str(&tail.replace("MAX_PREVIOUS_LOGS", &MAX_PREVIOUS_LOGS.to_string()));
     page
 }
 
@@ -61,12 +63,15 @@ This page is the reference of the kubectl plugin. It is generated from the defin
 
 const USE: &str = "The plugin is the same static binary as everything else, under another name:
 
-    ln -s agentloop ~/.local/bin/kubectl-agentloop            # kubectl agentloop status
-    ln -s agentloop ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
+    ln -s \"$PWD/agentloop\" ~/.local/bin/kubectl-agentloop            # kubectl agentloop status
+    ln -s \"$PWD/agentloop\" ~/.local/bin/kubectl_complete-agentloop   # completion of kubectl agentloop, by kubectl's own completion
 
 `agentloop kubectl status` does the same without a link. For [Krew](https://krew.sigs.k8s.io), `hack/krew.sh` writes the archive and the manifest of a
 release. `kubectl agentloop check` shows whether the cluster can run Agents, and what you may
 do.
+
+kubectl completes commands, flags, values such as those of `-o` and `--by`, and names of Agents and AgentBudgets. Names come from the API server, with
+the flags of the command line, if it answers within a second. The scripts of `completion` have no names of objects.
 
 The plugin has the rights of your kubeconfig, and does nothing that `kubectl` and the [API of the link](events.md#over-the-link) cannot do.
 `logs`, `events`, `history`, `cost --by model --since`, `run` and `chat` reach the controller by a port-forward to its pod through the API server, verify it with the
@@ -112,8 +117,8 @@ const TAIL: &str = "
 needs `create` on `serviceaccounts/token` in the Agent's namespace. Port-forwards and commands in pods over WebSockets need `get` on
 `pods/portforward` and `pods/exec` too. `pods/exec` is not in the chart's roles; Kubernetes' own `edit` and `admin` have it.
 `check` and `report` also read the CustomResourceDefinitions, the StorageClasses and the Deployment of the controller, and create an Agent as a dry
-run; what you may not do is a warning. `report` also reads Sensors, Events and pods of the namespace, and pods and their logs in the controller's namespace, as far
-as you may.
+run; what you may not do is a warning. `report` also reads Sensors, Events, pods and logs of pods in the namespace, and pods and their logs in the controller's
+namespace, as far as you may.
 
 ## Tasks
 
@@ -135,7 +140,7 @@ prompts and answers: it is kept in memory only, and whoever may not run commands
 version of the plugin. A history in a file may be of an Agent that is gone; with files only, no cluster is needed.
 
 The calls of a [history](journal.md) are put to the rules of the ledger and of the engine again, under other limits. The result is when the first of them would have been
-refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The journal keeps the last 2,000 turns. With `--since`, earlier usage is not counted: windows start empty.
+refused, for how long, how many calls, tokens and dollars that is, and per day (UTC). The first line names the AgentBudget and all limits. The journal keeps the last 2,000 turns. With `--since`, earlier usage is not counted: windows start empty.
 
 | limit | |
 |---|---|
@@ -157,9 +162,12 @@ and a worker of an earlier release did not write them. Leave out calls that have
 
 ## Reports
 
-`report` writes what a bug report needs into an archive. It contains the Agents, Sensors and AgentBudgets of the namespace with their statuses, Events, the states of
-pods, the newest 2,000 lines of the log of each pod of the controller, versions, and what `check` finds. `index.json` lists the files and what you may
-not read.
+`report` writes what a bug report needs into an archive. It contains the Agents, Sensors and AgentBudgets of the namespace with their statuses, Events of these and of their
+pods, the states of pods, logs, versions, and what `check` finds. `index.json` lists the files and what you may not read.
+
+A log is the newest 2,000 lines. There is one of each pod of the controller, of up to four. After a restart of the controller, or of a container `worker`, `gateway` or
+`sensor`, there is also the log of the run before it (`logs/POD.CONTAINER.previous.jsonl`), of up to MAX_PREVIOUS_LOGS containers. The present logs of Agents are not read: the
+status of an Agent has its last error. Logs of tools are never read, since tools may write anything.
 
 Texts are left out and replaced by their lengths: instructions, prompts, schemas, expressions, values of labels, annotations, headers and environment
 variables, and any other text that is not known to be harmless. Of URLs, scheme, host and port stay. Of messages in statuses, Events and logs, the words
@@ -172,6 +180,10 @@ files before you publish them.
 in about that time: a budget with a rolling window keeps eight periods, one with a calendar window the present one. Column `FROM` has the time
 from which on a row counts, which is at or before the one that was asked for. The AgentBudgets are those of the namespace and, if you may list
 them, those in the controller's namespace. Agents without such a budget are named below the table; use the [metrics](metrics.md) for them.
+
+Deleted Agents have no status and no events, so `cost` without `--since` and `cost --by model` do not count them. With `--since`, those that
+an AgentBudget has recorded have rows such as `team-a/helper (deleted)`, with `deleted: true` in JSON, and are in the sums. Usage of an Agent that was deleted
+and created again under its name is one row.
 
 AgentBudgets do not record models. `cost --by model --since` therefore reads the [events](events.md#list-of-events) of the loops, from the newest one back to
 that time, of one Agent after the other. It counts each answered call with the model that was asked, as of its time. An attempt that failed has no usage in

@@ -10,7 +10,7 @@ use crate::plugin::arguments::{CostArgs, CostGroup};
 use crate::plugin::failure::PluginError;
 use crate::plugin::link::{LinkFailure, UserLink};
 use crate::plugin::screens::calls_since::CallsSince;
-use crate::plugin::screens::costs::{self, CostRow, CostSum, CostSums};
+use crate::plugin::screens::costs::{self, CostNotes, CostRow, CostSum, CostSums};
 use crate::plugin::session::{PluginSession, Screen};
 
 /// Events that are read first; each further step is several times as long.
@@ -41,7 +41,8 @@ pub(super) async fn cost(
             let platform = session.list_platform_budgets().await?;
             is_partial = platform.is_none();
             budgets.extend(platform.unwrap_or_default());
-            let (rows, unknown) = costs::of_budgets((&agents, &budgets), by, (since, session.now()));
+            let namespace = (!session.all_namespaces).then_some(session.namespace.as_str());
+            let (rows, unknown) = costs::of_budgets((&agents, &budgets), namespace, by, (since, session.now()));
             (rows, unknown, "AgentBudget")
         }
     };
@@ -52,7 +53,13 @@ pub(super) async fn cost(
         ));
     }
     if !session.print_data(&rows, screen)? {
-        write!(screen.out, "{}", costs::text(&rows, by, (source, &unknown)))?;
+        let notes = CostNotes {
+            source,
+            unknown: &unknown,
+            // Neither the status of Agents nor the events of loops outlive them.
+            counts_deleted: arguments.since.is_some() && by != CostSum::Model,
+        };
+        write!(screen.out, "{}", costs::text(&rows, by, notes))?;
     } else if !unknown.is_empty() {
         screen.note(&format!(
             "warning: no {source} records the usage of: {}",

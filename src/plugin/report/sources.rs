@@ -1,5 +1,8 @@
 //! What a report is made from, as far as the user may read it.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
 use axum::http::Request;
 use jiff::Timestamp;
 use kube::Client;
@@ -7,6 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::api::GROUP;
+use crate::link::pod::WORKER_CONTAINER;
 use crate::plugin::failure::is_forbidden;
 use crate::plugin::session::PluginSession;
 
@@ -16,8 +20,14 @@ pub const MAX_EVENTS: usize = 500;
 pub const MAX_LINES: usize = 2_000;
 /// Maximum number of bytes of it.
 pub const MAX_LOG_BYTES: usize = 1024 * 1024;
-/// Maximum number of pods whose logs are read.
+/// Maximum number of pods of the controller whose logs are read.
 const MAX_LOGS: usize = 4;
+/// Maximum number of containers whose logs from before their last restart are read.
+pub const MAX_PREVIOUS_LOGS: usize = 8;
+/// Container of the controller.
+const CONTROLLER_CONTAINER: &str = "controller";
+/// The containers that write the log of this project, which a redaction can be made of. Those of tools write anything.
+const OWN_CONTAINERS: [&str; 4] = [CONTROLLER_CONTAINER, WORKER_CONTAINER, "gateway", "sensor"];
 /// Label of the pods of the chart and of those that the controller creates. Their names may be other ones.
 const PROJECT_LABEL: &str = "app.kubernetes.io/part-of";
 /// Label of the part that a pod is.
@@ -49,7 +59,7 @@ pub struct ReportSources {
     pub events: Option<Vec<Value>>,
     /// Pods of Agents and Sensors, and of the controller.
     pub pods: Option<Vec<Value>>,
-    /// Logs of the controller, by pod.
+    /// Logs of the controller, by pod, and those of containers from before their last restart.
     pub logs: Vec<(String, String)>,
     /// The result of `check`.
     pub check: Option<Value>,
@@ -90,17 +100,25 @@ impl ReportSources {
         let controllers = controllers.map(|pods| pods.into_iter().filter(is_controller).collect::<Vec<_>>());
         // Those of the controller are added below.
         let is_other = |pod: &Value| is_ours(pod) && (namespace != system || !is_controller(pod));
-        let ours = pods.map(|pods| pods.into_iter().filter(is_other).collect::<Vec<_>>());
-        sources.pods = match (ours, controllers.clone()) {
+        let others = pods.map(|pods| pods.into_iter().filter(is_other).collect::<Vec<_>>());
+        sources.pods = match (others.clone(), controllers.clone()) {
             (None, None) => None,
             (one, other) => Some(one.into_iter().chain(other).flatten().collect()),
         };
         let events = sources
             .list(client, "events", &format!("/api/v1/namespaces/{namespace}/events"))
             .await;
-        sources.events = events.map(newest);
+        let own_pods = sources.own_pods(namespace);
+        sources.events = events.map(|events| newest(events, &own_pods));
         for pod in controllers.iter().flatten().take(MAX_LOGS) {
-            sources.read_log(client, system, pod).await;
+            sources.read_log(client, &ContainerLog::current(pod)).await;
+        }
+        // Those of the controller first.
+        let pods = controllers.iter().flatten();
+        let pods = pods.chain(others.iter().flatten());
+        let previous: Vec<ContainerLog<'_>> = pods.flat_map(ContainerLog::previous).collect();
+        for log in previous.iter().take(MAX_PREVIOUS_LOGS) {
+            sources.read_log(client, log).await;
         }
         sources.versions = json!({
             "apiServer": client.apiserver_version().await.ok().map(|version| version.git_version),
@@ -121,18 +139,23 @@ impl ReportSources {
         }
     }
 
-    async fn read_log(&mut self, client: &Client, namespace: &str, pod: &Value) {
-        let Some(name) = pod["metadata"]["name"].as_str() else {
-            return;
-        };
-        let path =
-            format!("/api/v1/namespaces/{namespace}/pods/{name}/log?tailLines={MAX_LINES}&limitBytes={MAX_LOG_BYTES}");
-        let Ok(request) = Request::get(path).body(Vec::new()) else {
+    /// The names of the pods of this project in a namespace, and of those of its Agents that may be gone.
+    fn own_pods(&self, namespace: &str) -> BTreeSet<String> {
+        let pods = self.pods.iter().flatten();
+        let pods = pods.filter(|pod| pod["metadata"]["namespace"] == namespace);
+        // A pod has the name of its Agent.
+        let objects = pods.chain(self.agents.iter().flatten());
+        let names = objects.filter_map(|object| object["metadata"]["name"].as_str());
+        names.map(str::to_owned).collect()
+    }
+
+    async fn read_log(&mut self, client: &Client, log: &ContainerLog<'_>) {
+        let Ok(request) = Request::get(log.path()).body(Vec::new()) else {
             return;
         };
         match client.request_text(request).await {
-            Ok(text) => self.logs.push((name.to_owned(), text)),
-            Err(error) => self.miss(&format!("log of pod {namespace}/{name}"), &error),
+            Ok(text) => self.logs.push((log.name(), text)),
+            Err(error) => self.miss(&log.to_string(), &error),
         }
     }
 
@@ -149,6 +172,78 @@ impl ReportSources {
             what: what.to_owned(),
             problem,
         });
+    }
+}
+
+/// The log of a container.
+struct ContainerLog<'a> {
+    namespace: &'a str,
+    pod: &'a str,
+    container: &'a str,
+    /// Of the run before the last restart.
+    is_previous: bool,
+}
+
+impl<'a> ContainerLog<'a> {
+    /// What the container of a controller writes.
+    fn current(pod: &'a Value) -> Self {
+        Self::of(pod, CONTROLLER_CONTAINER, false)
+    }
+
+    /// What containers of a pod wrote that were restarted: the end of it is why.
+    fn previous(pod: &'a Value) -> Vec<Self> {
+        let lists = ["initContainerStatuses", "containerStatuses"];
+        let containers = lists
+            .into_iter()
+            .flat_map(|list| pod["status"][list].as_array().into_iter().flatten());
+        let restarted =
+            containers.filter(|container| container["restartCount"].as_i64().is_some_and(|count| count > 0));
+        let names = restarted.filter_map(|container| container["name"].as_str());
+        let own = names.filter(|name| OWN_CONTAINERS.contains(name));
+        own.map(|name| Self::of(pod, name, true)).collect()
+    }
+
+    fn of(pod: &'a Value, container: &'a str, is_previous: bool) -> Self {
+        let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
+        Self {
+            namespace: text("namespace"),
+            pod: text("name"),
+            container,
+            is_previous,
+        }
+    }
+
+    fn path(&self) -> String {
+        let Self {
+            namespace,
+            pod,
+            container,
+            is_previous,
+        } = self;
+        format!(
+            "/api/v1/namespaces/{namespace}/pods/{pod}/log?container={container}&previous={is_previous}\
+             &tailLines={MAX_LINES}&limitBytes={MAX_LOG_BYTES}"
+        )
+    }
+
+    /// Its name in the report.
+    fn name(&self) -> String {
+        if self.is_previous {
+            format!("{}.{}.previous", self.pod, self.container)
+        } else {
+            self.pod.to_owned()
+        }
+    }
+}
+
+impl fmt::Display for ContainerLog<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_previous {
+            write!(formatter, "previous log of container {} in pod ", self.container)?;
+        } else {
+            write!(formatter, "log of pod ")?;
+        }
+        write!(formatter, "{}/{}", self.namespace, self.pod)
     }
 }
 
@@ -175,12 +270,13 @@ fn image(pod: &Value) -> Option<String> {
     Some(image.rsplit('/').next()?.to_owned())
 }
 
-/// The Events about objects of this project, the newest last.
-fn newest(events: Vec<Value>) -> Vec<Value> {
+/// The Events about objects and pods of this project, the newest last.
+fn newest(events: Vec<Value>, pods: &BTreeSet<String>) -> Vec<Value> {
     let is_of_project = |event: &Value| {
         let involved = &event["involvedObject"];
         let group = involved["apiVersion"].as_str().unwrap_or_default();
-        group.starts_with(GROUP) || involved["kind"] == "Pod"
+        let is_own_pod = || involved["name"].as_str().is_some_and(|name| pods.contains(name));
+        group.starts_with(GROUP) || involved["kind"] == "Pod" && is_own_pod()
     };
     let mut events: Vec<Value> = events.into_iter().filter(is_of_project).collect();
     let at = |event: &Value| {
@@ -218,5 +314,61 @@ mod tests {
         for other in [controller("agentloop", "shop", "controller"), json!({"metadata": {}})] {
             assert!(!is_ours(&other) && !is_controller(&other), "{other}");
         }
+    }
+
+    #[test]
+    fn events_of_pods_of_others_are_left_out() {
+        let event = |name: &str, kind: &str, version: &str, at: &str| {
+            json!({"metadata": {"name": name}, "lastTimestamp": at,
+                "involvedObject": {"apiVersion": version, "kind": kind, "name": name}})
+        };
+        let events = vec![
+            event("shop", "Pod", "v1", "2026-11-22T14:00:03Z"),
+            event("helper", "Pod", "v1", "2026-11-22T14:00:02Z"),
+            event("helper", "ConfigMap", "v1", "2026-11-22T14:00:01Z"),
+            event("team", "AgentBudget", "agentloop.dev/v1alpha1", "2026-11-22T14:00:00Z"),
+        ];
+        let kept = newest(events, &BTreeSet::from(["helper".to_owned()]));
+        let names = kept.iter().map(|event| event["metadata"]["name"].as_str().unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), ["team", "helper"]);
+    }
+
+    #[test]
+    fn the_pods_whose_events_are_kept_are_those_of_the_namespace_and_of_agents_without_one() {
+        let object = |namespace: &str, name: &str| json!({"metadata": {"namespace": namespace, "name": name}});
+        let sources = ReportSources {
+            pods: Some(vec![
+                object("team-a", "s-sensor-0"),
+                object("agentloop-system", "agentloop-0"),
+            ]),
+            agents: Some(vec![object("team-a", "helper")]),
+            ..ReportSources::default()
+        };
+        let own = sources.own_pods("team-a").into_iter().collect::<Vec<_>>();
+        assert_eq!(own, ["helper", "s-sensor-0"]);
+    }
+
+    #[test]
+    fn containers_of_this_project_that_were_restarted_have_a_previous_log() {
+        let container = |name: &str, restarts: i64| json!({"name": name, "restartCount": restarts});
+        let pod = json!({"metadata": {"namespace": "team-a", "name": "helper"}, "status": {
+            "initContainerStatuses": [container("gateway", 1), container("mcp-web", 3)],
+            "containerStatuses": [container("worker", 0), container("sidecar", 1)]}});
+        let logs = ContainerLog::previous(&pod);
+        let logs: Vec<_> = logs
+            .iter()
+            .map(|log| [log.name(), log.path(), log.to_string()])
+            .collect();
+        let path = "/api/v1/namespaces/team-a/pods/helper/log?container=gateway&previous=true&tailLines=2000&limitBytes=1048576";
+        let shown = "previous log of container gateway in pod team-a/helper";
+        assert_eq!(logs, [["helper.gateway.previous", path, shown]]);
+        let now = ContainerLog::current(&pod);
+        assert!(
+            now.path().contains("container=controller&previous=false&"),
+            "{}",
+            now.path()
+        );
+        assert_eq!([now.name(), now.to_string()], ["helper", "log of pod team-a/helper"]);
+        assert!(ContainerLog::previous(&json!({})).is_empty());
     }
 }

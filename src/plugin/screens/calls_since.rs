@@ -112,6 +112,7 @@ impl CallsSince {
         }
         let row = |(model, calls): (String, AnsweredCalls)| CostRow {
             of: model,
+            deleted: false,
             calls: calls.calls,
             unknown_calls: Some(calls.unknown_calls),
             input_tokens: calls.input_tokens,

@@ -1,7 +1,7 @@
 //! Usage and cost: over the life of Agents from their status, and since a time from the records of AgentBudgets; by model see
 //! [`super::calls_since`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use jiff::{SignedDuration, Timestamp};
@@ -12,11 +12,16 @@ use serde::Serialize;
 use super::printable::one_line;
 use super::table::TextTable;
 use crate::api::amount::Amount;
-use crate::api::budget::{BudgetWindow, UsageBucket};
+use crate::api::budget::{BudgetWindow, ShareRecord, UsageBucket};
 use crate::api::money::dollars;
 use crate::api::status::ModelUsage;
 use crate::api::{Agent, AgentBudget, NamespacedName};
 use crate::support::text::short_number;
+
+/// What is said below a table without deleted Agents.
+const NOT_DELETED: &str = "
+Deleted Agents are not counted. To count those that an AgentBudget has recorded: kubectl agentloop cost --since DURATION
+";
 
 /// What a row sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +40,9 @@ pub enum CostSum {
 pub struct CostRow {
     /// The Agent as `namespace/name`, the model, or the namespace.
     pub of: String,
+    /// It is of an Agent that is deleted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
     /// Model calls.
     pub calls: i64,
     /// Calls whose usage the server never reported: not in any other number of this row.
@@ -65,6 +73,10 @@ impl CostRow {
         add(&mut self.output_tokens, more.output_tokens);
         add(&mut self.cost, more.cost);
         self.from = self.from.into_iter().chain(more.from).min();
+    }
+
+    fn used_nothing(&self) -> bool {
+        [self.calls, self.input_tokens, self.output_tokens, self.cost] == [0; 4]
     }
 }
 
@@ -101,10 +113,12 @@ fn of_model(usage: &ModelUsage) -> CostRow {
     }
 }
 
-/// Usage since about `since` before now, and the Agents of which no budget knows it.
+/// Usage since about `since` before now, and the Agents of which no budget knows it. Deleted Agents that a budget has recorded
+/// count too. `namespace`: of the Agents; `None`: of all namespaces.
 #[must_use]
 pub fn of_budgets(
     (agents, budgets): (&[Agent], &[AgentBudget]),
+    namespace: Option<&str>,
     by: CostSum,
     (since, now): (SignedDuration, Timestamp),
 ) -> (Vec<CostRow>, Vec<String>) {
@@ -112,20 +126,47 @@ pub fn of_budgets(
     let mut unknown = Vec::new();
     for agent in agents {
         let name = NamespacedName::of(agent);
-        // Each budget counts all calls of the Agent. One that has none of those in this time counts the Agent for a shorter
-        // time; of the others, the one that begins last is the closest to what was asked.
         let known = budgets
             .iter()
             .filter_map(|budget| in_budget(budget, agent, (since, now)));
-        let closest =
-            known.max_by_key(|PeriodUsage { is_certain, row }| (*is_certain, row.from, row.cost, row.input_tokens));
-        match (closest.map(|known| known.row), by) {
+        match (closest(known), by) {
             (None, _) => unknown.push(name.to_string()),
             (Some(row), CostSum::Agent | CostSum::Model) => sums.add(name.to_string(), &row),
             (Some(row), CostSum::Namespace) => sums.add(name.namespace, &row),
         }
     }
+    for name in deleted(agents, budgets, namespace) {
+        let known = budgets
+            .iter()
+            .filter_map(|budget| recorded(budget, &name, (since, now)));
+        let shown = format!("{name} (deleted)");
+        match (closest(known), by) {
+            (None, _) => unknown.push(shown),
+            (Some(row), _) if row.used_nothing() => {}
+            (Some(row), CostSum::Agent | CostSum::Model) => sums.add(shown, &CostRow { deleted: true, ..row }),
+            (Some(row), CostSum::Namespace) => sums.add(name.namespace, &row),
+        }
+    }
     (sums.sorted(), unknown)
+}
+
+/// The row of the budget that knows best what an Agent used. Each budget counts all calls of the Agent. One that has none of
+/// those in this time counts the Agent for a shorter time; of the others, the one that begins last is the closest to what was
+/// asked.
+fn closest(known: impl Iterator<Item = PeriodUsage>) -> Option<CostRow> {
+    let best = known.max_by_key(|PeriodUsage { is_certain, row }| (*is_certain, row.from, row.cost, row.input_tokens));
+    best.map(|known| known.row)
+}
+
+/// Agents that budgets have recorded and that do not exist.
+fn deleted(agents: &[Agent], budgets: &[AgentBudget], namespace: Option<&str>) -> BTreeSet<NamespacedName> {
+    let listed: BTreeSet<NamespacedName> = agents.iter().map(NamespacedName::of).collect();
+    let shares = budgets.iter().flat_map(shares);
+    // The Agents with the least usage share a line, which has no name.
+    let named = shares.filter(|share| !share.name.is_empty());
+    let asked = named.filter(|share| namespace.is_none_or(|namespace| share.namespace == namespace));
+    let names = asked.map(|share| NamespacedName::new(&share.namespace, &share.name));
+    names.filter(|name| !listed.contains(name)).collect()
 }
 
 /// Usage of an Agent as a budget records it.
@@ -138,30 +179,53 @@ struct PeriodUsage {
 /// Usage of an Agent as a budget records it; `None`: its records do not reach back that far, or the Agent does not draw on it.
 fn in_budget(budget: &AgentBudget, agent: &Agent, (since, now): (SignedDuration, Timestamp)) -> Option<PeriodUsage> {
     let asked = now.checked_sub(since).ok()?;
-    let ledger = budget.status.as_ref()?.ledger.as_ref()?;
+    budget.status.as_ref()?.ledger.as_ref()?;
     if !reaches_back_to(budget)(asked, now) {
         return None;
     }
-    let name = NamespacedName::of(agent);
-    let mut shares = ledger.shares.iter();
-    let share = shares.find(|share| (&share.namespace, &share.name) == (&name.namespace, &name.name));
-    let Some(share) = share else {
-        // Usage in its window would be recorded, unless the Agents with the least usage share a line, which has no name.
-        if ledger.shares.iter().any(|share| share.name.is_empty()) {
-            return None;
-        }
-        let row = CostRow {
-            from: Some(asked),
-            ..CostRow::default()
-        };
-        let unused = PeriodUsage { is_certain: false, row };
-        return (draws_on(agent, budget) && was_idle(agent, asked)).then_some(unused);
+    if let Some(share) = share_of(budget, &NamespacedName::of(agent)) {
+        return of_share(budget, share, asked);
+    }
+    // Usage in its window would be recorded, unless the Agents with the least usage share a line, which has no name.
+    if shares(budget).iter().any(|share| share.name.is_empty()) {
+        return None;
+    }
+    let row = CostRow {
+        from: Some(asked),
+        ..CostRow::default()
     };
+    let unused = PeriodUsage { is_certain: false, row };
+    (draws_on(agent, budget) && was_idle(agent, asked)).then_some(unused)
+}
+
+/// Usage of an Agent that has a line of its own in the records of a budget, if they reach back that far.
+fn recorded(
+    budget: &AgentBudget,
+    name: &NamespacedName,
+    (since, now): (SignedDuration, Timestamp),
+) -> Option<PeriodUsage> {
+    let asked = now.checked_sub(since).ok()?;
+    let share = share_of(budget, name).filter(|_| reaches_back_to(budget)(asked, now))?;
+    of_share(budget, share, asked)
+}
+
+fn of_share(budget: &AgentBudget, share: &ShareRecord, asked: Timestamp) -> Option<PeriodUsage> {
     let mut later = share.buckets.iter().filter(|bucket| bucket.start >= asked);
     Some(PeriodUsage {
         is_certain: later.any(|bucket| !bucket.amount.is_zero()),
         row: summed(&share.buckets, asked, begun(budget)?),
     })
+}
+
+/// What a budget has recorded of each Agent.
+fn shares(budget: &AgentBudget) -> &[ShareRecord] {
+    let ledger = budget.status.as_ref().and_then(|status| status.ledger.as_ref());
+    ledger.map(|ledger| ledger.shares.as_slice()).unwrap_or_default()
+}
+
+fn share_of<'a>(budget: &'a AgentBudget, name: &NamespacedName) -> Option<&'a ShareRecord> {
+    let mut shares = shares(budget).iter();
+    shares.find(|share| (&share.namespace, &share.name) == (&name.namespace, &name.name))
 }
 
 /// Whether an Agent began no turn since a time. One that did may have drawn on this budget only later.
@@ -246,6 +310,7 @@ impl CostSums {
     pub fn add(&mut self, of: String, more: &CostRow) {
         let row = self.0.entry(of.clone()).or_insert_with(|| CostRow {
             of,
+            deleted: more.deleted,
             ..CostRow::default()
         });
         row.add(more);
@@ -260,9 +325,20 @@ impl CostSums {
     }
 }
 
-/// The table with its total. `unknown`: Agents of which no such source knows the usage.
+/// What is said below a table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CostNotes<'a> {
+    /// Where the usage was looked for.
+    pub source: &'a str,
+    /// Agents of which no such source has the usage.
+    pub unknown: &'a [String],
+    /// Whether deleted Agents are in the rows, as far as they were recorded.
+    pub counts_deleted: bool,
+}
+
+/// The table with its total.
 #[must_use]
-pub fn text(rows: &[CostRow], by: CostSum, (source, unknown): (&str, &[String])) -> String {
+pub fn text(rows: &[CostRow], by: CostSum, notes: CostNotes<'_>) -> String {
     let head = match by {
         CostSum::Agent => "AGENT",
         CostSum::Model => "MODEL",
@@ -297,9 +373,12 @@ pub fn text(rows: &[CostRow], by: CostSum, (source, unknown): (&str, &[String]))
         table.push(cells);
     }
     let mut text = table.to_string();
-    if !unknown.is_empty() {
-        let names = one_line(&unknown.join(", "));
+    if !notes.unknown.is_empty() {
+        let (source, names) = (notes.source, one_line(&notes.unknown.join(", ")));
         let _ = writeln!(text, "\nNo {source} records the usage of this time for: {names}");
+    }
+    if !notes.counts_deleted {
+        text.push_str(NOT_DELETED);
     }
     text
 }

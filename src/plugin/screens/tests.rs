@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use pretty_assertions::assert_eq;
 use serde_json::{Value, json};
 
-use super::costs::CostSum;
+use super::costs::{CostNotes, CostSum};
 use super::status::StatusColumns;
 use super::{approvals, budgets, costs, status};
 use crate::api::{Agent, AgentBudget};
@@ -142,7 +142,7 @@ fn the_screen_of_budgets() {
 
 #[test]
 fn the_screens_of_usage() {
-    let screen = |by| costs::text(&costs::of_agents(&agents(), by), by, ("", &[]));
+    let screen = |by| costs::text(&costs::of_agents(&agents(), by), by, CostNotes::default());
     let screens = [CostSum::Agent, CostSum::Model, CostSum::Namespace].map(screen);
     insta::assert_snapshot!("costs", screens.join("\n"));
 }
@@ -162,6 +162,7 @@ fn last_hour(budgets: &[AgentBudget]) -> Option<(i64, String)> {
     let agents = &agents()[..1];
     let (rows, unknown) = costs::of_budgets(
         (agents, budgets),
+        Some("team-a"),
         CostSum::Agent,
         (SignedDuration::from_hours(1), now()),
     );
@@ -225,6 +226,7 @@ fn an_agent_that_was_idle_used_nothing_of_a_budget_that_selects_it() {
     let calls = |(agent, budget): &(Agent, AgentBudget)| {
         let (rows, _) = costs::of_budgets(
             (std::slice::from_ref(agent), std::slice::from_ref(budget)),
+            Some("team-a"),
             CostSum::Agent,
             hour,
         );
@@ -279,7 +281,7 @@ fn an_agent_that_was_idle_used_nothing_of_a_budget_that_selects_it() {
     let (agent, mut full) = idle(&json!({"selector": {}}), "team-a", &none);
     let lifetime = recorded(&json!({"lifetime": {}}), NOW, &[("1970-01-01T00:00:00Z", 50)]);
     let both = [lifetime, full.clone()];
-    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), CostSum::Agent, hour);
+    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), None, CostSum::Agent, hour);
     assert_eq!(rows[0].calls, 0, "the life of the Agent is not what was asked for");
     let late = recorded(
         &json!({"rolling": {"seconds": 7200}}),
@@ -287,7 +289,7 @@ fn an_agent_that_was_idle_used_nothing_of_a_budget_that_selects_it() {
         &[("2026-11-22T13:30:00Z", 4)],
     );
     let both = [late, full.clone()];
-    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), CostSum::Agent, hour);
+    let (rows, _) = costs::of_budgets((std::slice::from_ref(&agent), &both), None, CostSum::Agent, hour);
     assert_eq!(
         rows[0].calls, 4,
         "a budget that has not counted the Agent for so long knows less"
@@ -309,9 +311,83 @@ fn the_screen_of_usage_in_a_period() {
         &[("2026-11-22T13:00:00Z", 7)],
     );
     let period = (SignedDuration::from_hours(1), now());
-    let (rows, unknown) = costs::of_budgets((&agents()[..2], &[budget]), CostSum::Agent, period);
-    insta::assert_snapshot!(
-        "costs_since",
-        costs::text(&rows, CostSum::Agent, ("AgentBudget", &unknown))
+    let (rows, unknown) = costs::of_budgets((&agents()[..2], &[budget]), None, CostSum::Agent, period);
+    let notes = CostNotes {
+        source: "AgentBudget",
+        unknown: &unknown,
+        counts_deleted: true,
+    };
+    insta::assert_snapshot!("costs_since", costs::text(&rows, CostSum::Agent, notes));
+}
+
+#[test]
+fn deleted_agents_count_as_far_as_a_budget_recorded_them() {
+    let share = |namespace: &str, name: &str, start: &str, calls: i64| {
+        let amount = json!({"calls": calls, "inputTokens": 10, "outputTokens": 5, "costMicroUSD": 1_000});
+        json!({"namespace": namespace, "name": name, "buckets": [{"start": start, "amount": amount}]})
+    };
+    let hourly = |seconds: i64, shares: &Value| {
+        let status = json!({"window": {"startedAt": NOW}, "ledger": {"watermark": NOW, "shares": shares}});
+        budget("team-a", "team", &json!({"rolling": {"seconds": seconds}}), &status)
+    };
+    let at = "2026-11-22T13:30:00Z";
+    let budgets = [
+        hourly(
+            3_600,
+            &json!([
+                share("team-a", "watcher", at, 1),
+                share("team-a", "old", at, 7),
+                share("team-b", "other", at, 9),
+                // The Agents with the least usage.
+                share("", "", at, 50),
+            ]),
+        ),
+        // Counts the same calls, and does not reach back to that time.
+        hourly(
+            60,
+            &json!([share("team-a", "old", at, 3), share("team-a", "short", at, 4)]),
+        ),
+    ];
+    let used = |namespace: Option<&str>, by| {
+        let hour = (SignedDuration::from_hours(1), now());
+        let (rows, unknown) = costs::of_budgets((&agents()[..1], &budgets), namespace, by, hour);
+        let mut rows: Vec<_> = rows.into_iter().map(|row| (row.of, row.calls, row.deleted)).collect();
+        rows.sort();
+        (rows, unknown)
+    };
+    let row = |of: &str, calls: i64, deleted: bool| (of.to_owned(), calls, deleted);
+    let short = vec!["team-a/short (deleted)".to_owned()];
+    let (old, watcher) = (row("team-a/old (deleted)", 7, true), row("team-a/watcher", 1, false));
+    let other = row("team-b/other (deleted)", 9, true);
+    assert_eq!(
+        used(Some("team-a"), CostSum::Agent),
+        (vec![old.clone(), watcher.clone()], short.clone())
     );
+    assert_eq!(used(None, CostSum::Agent), (vec![old, watcher, other], short.clone()));
+    assert_eq!(
+        used(None, CostSum::Namespace),
+        (vec![row("team-a", 8, false), row("team-b", 9, false)], short)
+    );
+    let (rows, _) = costs::of_budgets(
+        (&[], &budgets),
+        Some("team-b"),
+        CostSum::Agent,
+        (SignedDuration::from_hours(1), now()),
+    );
+    let json = serde_json::to_value(&rows).unwrap();
+    assert_eq!(
+        (&json[0]["of"], &json[0]["deleted"]),
+        (&json!("team-b/other (deleted)"), &json!(true))
+    );
+    let notes = CostNotes {
+        counts_deleted: true,
+        ..CostNotes::default()
+    };
+    let text = costs::text(&rows, CostSum::Agent, notes);
+    assert!(
+        text.contains("\nTOTAL                    9 ") && !text.contains("not counted"),
+        "{text}"
+    );
+    let text = costs::text(&rows, CostSum::Agent, CostNotes::default());
+    assert!(text.contains("\n\nDeleted Agents are not counted. "), "{text}");
 }

@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::settings::{SCHEMAS, check_computable, check_fields, check_path, is_within, usage};
+use super::settings::{SCHEMAS, SETTINGS, check_computable, check_fields, check_path, is_within, usage};
 use crate::api::AgentSpec;
 use crate::api::agent::LimitedResource;
 use crate::api::budget::{AgentBudgetSpec, BudgetLimits};
 use crate::engine::settings::EngineSettings;
 use crate::plugin::failure::PluginError;
+use crate::plugin::screens::printable::one_line;
 
 /// What is simulated.
 #[derive(Clone, Debug)]
@@ -18,7 +19,7 @@ pub struct SimulatedLimits {
     pub settings: EngineSettings,
     /// `guardrails.tokensPerHour` and `guardrails.total` are accounts of the ledger.
     pub own: OwnLimits,
-    /// The names of the limits, for readers.
+    /// The limits, for readers: the AgentBudget with what its manifest sets, and what `--set` does.
     pub names: Vec<String>,
 }
 
@@ -41,13 +42,15 @@ struct ChangedObjects {
 
 /// Reads the manifest of an AgentBudget and the values of `--set`.
 pub fn read(budget: Option<&str>, set: &[String]) -> Result<SimulatedLimits, PluginError> {
+    let (name, spec) = budget.map(named_spec).transpose()?.unzip();
     let mut objects = ChangedObjects {
-        budget: budget.map(budget_spec).transpose()?,
+        budget: spec,
         guardrails: json!({}),
     };
     let changes = set.iter().map(|change| parsed(change));
     let changes = changes.collect::<Result<Vec<(&str, Value)>, PluginError>>()?;
     check_overlap(&changes)?;
+    let paths: Vec<&str> = changes.iter().map(|(path, _)| *path).collect();
     for (path, value) in changes {
         objects.put(path, value)?;
     }
@@ -55,6 +58,12 @@ pub fn read(budget: Option<&str>, set: &[String]) -> Result<SimulatedLimits, Plu
         return Err(usage("nothing is changed: give --budget or --set".into()));
     }
     let ChangedObjects { budget, guardrails } = objects;
+    let mut names = Vec::new();
+    if let (Some(name), Some(spec)) = (name, &budget) {
+        names.push(name);
+        names.extend(unchanged(spec, &paths));
+    }
+    names.extend_from_slice(set);
     let budget = budget.map(checked_budget).transpose()?;
     check_fields("guardrails.", &SCHEMAS.guardrails, &guardrails)?;
     let agent: AgentSpec = serde_json::from_value(json!({
@@ -73,7 +82,7 @@ pub fn read(budget: Option<&str>, set: &[String]) -> Result<SimulatedLimits, Plu
         budget,
         settings: only_named(settings, &guardrails),
         own,
-        names: set.to_vec(),
+        names,
     })
 }
 
@@ -181,13 +190,27 @@ fn only_named(mut settings: EngineSettings, named: &Value) -> EngineSettings {
     settings
 }
 
-/// The spec of an AgentBudget, from a manifest.
-fn budget_spec(text: &str) -> Result<Value, PluginError> {
+/// The limits of a spec, and what belongs to them, that no path changes; as `--set` has them.
+fn unchanged(spec: &Value, paths: &[&str]) -> Vec<String> {
+    let is_changed = |setting: &str| paths.iter().any(|path| is_within(setting, path));
+    let kept = SETTINGS.iter().filter(|setting| !is_changed(setting));
+    let shown = kept.filter_map(|setting| {
+        let value = spec.pointer(&format!("/{}", setting.replace('.', "/")))?;
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Some(format!("{setting}={text}"))
+    });
+    shown.collect()
+}
+
+/// The name and the spec of an AgentBudget, from a manifest.
+fn named_spec(text: &str) -> Result<(String, Value), PluginError> {
     let object: Value = serde_yaml::from_str(text).map_err(|error| usage(format!("--budget: {error}")))?;
     if object["kind"] != "AgentBudget" || !object["spec"].is_object() {
         return Err(usage("--budget: this is not the manifest of one AgentBudget".into()));
     }
-    Ok(object["spec"].clone())
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let name = one_line(&format!("AgentBudget {name}"));
+    Ok((name.trim_end().to_owned(), object["spec"].clone()))
 }
 
 fn parsed(change: &str) -> Result<(&str, Value), PluginError> {

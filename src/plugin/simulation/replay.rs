@@ -281,6 +281,7 @@ impl ReplayState {
         let days = days.collect();
         SimulationReport {
             changes: limits.names.clone(),
+            agents: histories.iter().map(|(name, _)| name.clone()).collect(),
             period: self.period,
             made,
             refused,

@@ -76,8 +76,10 @@ pub struct SimulatedDay {
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SimulationReport {
-    /// What was changed.
+    /// The limits that were simulated.
     pub changes: Vec<String>,
+    /// The histories, by the names of their Agents.
+    pub agents: Vec<String>,
     /// First and last call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<(Timestamp, Timestamp)>,
@@ -163,19 +165,21 @@ impl SimulationReport {
     }
 
     fn table_of_stops(&self) -> TextTable {
-        let mut table = TextTable::new(vec!["STOP", "LIMIT", "LASTS", "REFUSED CALLS"]);
+        // A single history needs no name.
+        let has_agents = self.agents.len() > 1;
+        let agent = has_agents.then_some("AGENT");
+        let columns = ["STOP"].into_iter().chain(agent);
+        let mut table = TextTable::new(columns.chain(["LIMIT", "LASTS", "REFUSED CALLS"]).collect());
         for stop in self.stops.iter().take(MAX_STOPS) {
             let lasts = match (stop.ends_turn_only, stop.until) {
                 (true, _) => "the turn".into(),
                 (false, None) => "until it is raised".into(),
                 (false, Some(until)) => figures::duration(until.duration_since(stop.at).max(SignedDuration::ZERO)),
             };
-            table.push(vec![
-                stop.at.to_string(),
-                stop.limit.clone(),
-                lasts,
-                stop.refused.calls.to_string(),
-            ]);
+            let mut cells = vec![stop.at.to_string()];
+            cells.extend(has_agents.then(|| stop.agent.clone()));
+            cells.extend([stop.limit.clone(), lasts, stop.refused.calls.to_string()]);
+            table.push(cells);
         }
         table
     }

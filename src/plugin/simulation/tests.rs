@@ -359,6 +359,56 @@ fn an_agent_that_has_used_its_own_share_does_not_stop_the_others_and_an_exhauste
 }
 
 #[test]
+fn the_budget_of_a_manifest_is_named_with_the_limits_that_no_flag_changes() {
+    let manifest = "
+kind: AgentBudget
+metadata: {name: team}
+spec:
+  limits: {tokens: 1000, calls: 2, costUSD: \"5\"}
+  window: {rolling: {seconds: 3600}}
+  selector: {}
+";
+    let names = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|text| (*text).to_owned()).collect();
+        changes::read(Some(manifest), &set).unwrap().names
+    };
+    let (calls, cost, tokens) = ("limits.calls=2", "limits.costUSD=5", "limits.tokens=1000");
+    let window = "window.rolling.seconds=3600";
+    assert_eq!(names(&[]), ["AgentBudget team", calls, cost, tokens, window]);
+    let set = ["limits.tokens=7", "window.calendar.period=Daily"];
+    assert_eq!(names(&set), ["AgentBudget team", calls, cost, set[0], set[1]]);
+    assert_eq!(
+        names(&["limits={calls: 1}"]),
+        ["AgentBudget team", window, "limits={calls: 1}"]
+    );
+    let unnamed = manifest.replace("metadata: {name: team}\n", "");
+    let unnamed = changes::read(Some(&unnamed), &[]).unwrap().names;
+    assert_eq!(unnamed, ["AgentBudget", calls, cost, tokens, window]);
+}
+
+#[test]
+fn the_stops_of_several_histories_have_the_names_of_their_agents() {
+    let manifest = "{kind: AgentBudget, metadata: {name: team}, spec: {limits: {calls: 2}, window: {lifetime: {}}}}";
+    let limits = changes::read(Some(manifest), &[]).unwrap();
+    let of = |name: &str, seconds: &[i64]| (name.to_owned(), past::read(&history(seconds)).unwrap());
+    let both = [of("one", &[0, 10, 20]), of("two", &[30])];
+    let report = replay::run(&limits, &both).unwrap();
+    assert_eq!(report.agents, ["one", "two"]);
+    let text = report.text();
+    let first = "With AgentBudget team, limits.calls=2, window.lifetime={}, from ";
+    assert!(text.starts_with(first), "{text}");
+    assert!(text.contains("\nSTOP                   AGENT   LIMIT "), "{text}");
+    for line in [
+        "\n2025-11-24T16:00:20Z   one     AgentBudget ",
+        "\n2025-11-24T16:00:30Z   two     AgentBudget ",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let text = replay::run(&limits, &both[..1]).unwrap().text();
+    assert!(text.contains("\nSTOP                   LIMIT "), "{text}");
+}
+
+#[test]
 fn two_histories_of_one_name_are_refused() {
     let one = ("helper".to_owned(), past::read(&history(&[0])).unwrap());
     let limits = changes::read(None, &["limits.calls=1".to_owned()]).unwrap();

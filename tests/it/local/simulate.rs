@@ -152,6 +152,22 @@ async fn the_command_says_that_a_history_is_empty_and_which_limits_there_are() {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (done.status.code(), text(&done.stdout), text(&done.stderr))
     };
+    let budget = harness.path("team.yaml");
+    std::fs::write(
+        &budget,
+        "{kind: AgentBudget, metadata: {name: team}, spec: {limits: {calls: 2}, window: {lifetime: {}}}}",
+    )
+    .unwrap();
+    let [histories, manifest] = [&file, &budget].map(|path| path.to_str().unwrap());
+    let arguments = [
+        "kubectl", "simulate", "--file", histories, "--budget", manifest, "-o", "json",
+    ];
+    let report: Value = serde_json::from_slice(&agentloop(&arguments).await).unwrap();
+    assert_eq!(
+        report["changes"],
+        json!(["AgentBudget team", "limits.calls=2", "window.lifetime={}"])
+    );
+    assert_eq!(report["agents"], json!(["a"]));
     let (code, out, _) = simulate(&["limits.calls=1"]).await;
     assert_eq!((code, out.as_str()), (Some(0), "The history has no calls.\n"));
     for set in [

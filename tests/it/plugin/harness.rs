@@ -22,6 +22,8 @@ pub const NOW: &str = "2026-11-22T14:00:00Z";
 const CREATED: &str = "2026-11-01T00:00:00Z";
 const AGENTS: &str = "agentloop.dev/agents";
 const BUDGETS: &str = "agentloop.dev/agentbudgets";
+/// Text in each log of a container.
+pub const LOG_CANARY: &str = "canary-5e1d";
 /// The token of the kubeconfig.
 pub const TOKEN: &str = "token-of-ann";
 
@@ -215,6 +217,9 @@ fn client(
             if request.uri().query().is_some_and(|query| query.contains("dryRun=All")) {
                 return Ok(dry_run(request, refusal).await);
             }
+            if path.ends_with("/log") {
+                return Ok(log(request.uri().query().unwrap_or_default()));
+            }
             let double = match path.rsplit('/').next().unwrap() {
                 "version" => Some(version()),
                 "selfsubjectreviews" => Some(
@@ -259,6 +264,14 @@ fn forbidden(message: &str) -> Response<axum::body::Body> {
     let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": 403,
         "reason": "Forbidden", "message": message});
     Response::builder().status(403).body(status.to_string().into()).unwrap()
+}
+
+/// The log of a container: a line of a controller, whose number says whether it is of an earlier run, and one of anything.
+fn log(query: &str) -> Response<axum::body::Body> {
+    let earlier = u8::from(query.contains("previous=true"));
+    let line =
+        json!({"ts": NOW, "level": "error", "target": "agentloop::controller", "msg": LOG_CANARY, "earlier": earlier});
+    Response::new(format!("{line}\nthread panicked at {LOG_CANARY}\n").into())
 }
 
 /// The answer to a dry run, which the server in memory would carry out.

@@ -17,6 +17,9 @@ use tokio::task::JoinHandle;
 use super::harness::TOKEN;
 use super::link::{Answer, FakeController, OpenStream, Stream, accepted, completed, start};
 
+/// Longest time until something happens that depends on how busy the machine is.
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+
 /// A fake cluster with a kubeconfig, and the program under the name that kubectl runs.
 pub struct Program {
     pub fake: FakeController,
@@ -57,7 +60,7 @@ impl Program {
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
         });
         std::fs::write(dir.path().join("config"), kubeconfig.to_string()).unwrap();
-        for name in ["kubectl-agentloop", "kubectl_complete-agentloop"] {
+        for name in ["agentloop", "kubectl-agentloop", "kubectl_complete-agentloop"] {
             symlink(env!("CARGO_BIN_EXE_agentloop"), dir.path().join(name)).unwrap();
         }
         Self {
@@ -115,6 +118,21 @@ async fn the_binary_is_the_plugin_under_its_name_with_the_context_of_the_kubecon
         let done = program.run("kubectl-agentloop", arguments, "").await;
         assert_eq!(done.status.code(), Some(code), "{arguments:?}");
     }
+    // The same without a link; elsewhere, wrong flags are 2.
+    for (arguments, code) in [
+        (&["kubectl", "status", "--nonsense"][..], 64),
+        (&["kubectl", "nonsense"], 64),
+        (&["kubectl"], 64),
+        (&["kubectl", "--help"], 0),
+        (&["kubectl", "status", "--help"], 0),
+        (&["kubectl", "status"], 0),
+        (&["--version"], 0),
+        (&["--nonsense"], 2),
+        (&["crds", "--nonsense"], 2),
+    ] {
+        let done = program.run("agentloop", arguments, "").await;
+        assert_eq!(done.status.code(), Some(code), "{arguments:?}");
+    }
     let unknown = program
         .run("kubectl-agentloop", &["status", "--context", "other"], "")
         .await;
@@ -129,6 +147,20 @@ async fn the_binary_is_the_plugin_under_its_name_with_the_context_of_the_kubecon
         text(&completed.stdout),
         "budget\tShow AgentBudgets, or add to their limits\n:4\n"
     );
+    for (words, expected) in [
+        (&["status", "-n", "team-a", "he"][..], "helper\n:4\n"),
+        (&["logs", "-n", "team-b", ""], ":4\n"),
+        (&["logs", "--context", "other", ""], ":4\n"),
+        (&["status", "-o", "y"], "yaml\tYAML\n:4\n"),
+    ] {
+        let begin = Instant::now();
+        let mut completed = program.run("kubectl_complete-agentloop", words, "").await;
+        // Names that cannot be read in a second are left out, and other processes use the machine too.
+        while text(&completed.stdout) != expected && begin.elapsed() < WAIT_TIMEOUT {
+            completed = program.run("kubectl_complete-agentloop", words, "").await;
+        }
+        assert_eq!(text(&completed.stdout), expected, "{words:?}");
+    }
 }
 
 #[tokio::test]
@@ -200,7 +232,6 @@ async fn an_interrupted_run_explains_how_to_wait_for_the_task() {
 #[test]
 fn the_plugin_starts_within_50_milliseconds() {
     const START: Duration = Duration::from_millis(50);
-    const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("kubectl-agentloop");
     symlink(env!("CARGO_BIN_EXE_agentloop"), &program).unwrap();

@@ -2,10 +2,11 @@
 //! a command that writes confirms. Tables and texts that depend on more than a line have theirs beside the code.
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 
 use serde_json::{Value, json};
 
-use super::harness::{CommandOutput, NOW, PluginHarness};
+use super::harness::{CommandOutput, LOG_CANARY, NOW, PluginHarness};
 use super::link::{Answer, FakeController, Stream, accepted, completed, ended, start};
 
 /// Fields whose values differ from run to run.
@@ -185,6 +186,67 @@ async fn the_results_of_a_run() {
 async fn answered(line: &str, answers: Vec<Answer>) -> String {
     let fake = FakeController::start(answers).await;
     transcript(line, &fake.harness.run(line).await)
+}
+
+/// A pod of this project with these containers, by their number of restarts.
+fn pod(namespace: &str, name: &str, component: &str, containers: &[(&str, i64)]) -> Value {
+    let statuses = containers
+        .iter()
+        .map(|(name, restarts)| json!({"name": name, "restartCount": restarts}));
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": namespace, "name": name, "labels": {
+            "app.kubernetes.io/part-of": "agentloop", "app.kubernetes.io/component": component}},
+        "spec": {"containers": []}, "status": {"containerStatuses": statuses.collect::<Vec<_>>()},
+    })
+}
+
+#[tokio::test]
+async fn a_report_has_why_containers_were_restarted_and_no_events_of_pods_of_others() {
+    let harness = busy();
+    harness.install();
+    let system = "agentloop-system";
+    let pods = [
+        pod(system, "agentloop-0", "controller", &[("controller", 2)]),
+        pod(system, "agentloop-1", "controller", &[("controller", 0)]),
+        pod("team-a", "helper", "loop", &[("worker", 1), ("mcp-web", 4)]),
+    ];
+    for pod in pods {
+        harness.server.put("/pods", pod);
+    }
+    for name in ["helper", "shop"] {
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "team-a", "name": name},
+            "type": "Warning", "reason": "BackOff", "lastTimestamp": NOW,
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "team-a", "name": name},
+        });
+        harness.server.put("/events", event);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.zip");
+    let done = harness.run(&format!("report --file {}", path.display())).await;
+    assert_eq!(done.status.code(), 0, "{}", done.err);
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let mut read = |name: &str| {
+        let mut text = String::new();
+        archive.by_name(name).unwrap().read_to_string(&mut text).unwrap();
+        assert!(!text.contains(LOG_CANARY), "{name}: {text}");
+        text
+    };
+    for (name, earlier) in [
+        ("logs/agentloop-0.jsonl", 0),
+        ("logs/agentloop-1.jsonl", 0),
+        ("logs/agentloop-0.controller.previous.jsonl", 1),
+        ("logs/helper.worker.previous.jsonl", 1),
+    ] {
+        let text = read(name);
+        assert!(text.contains(&format!("\"earlier\":{earlier}")), "{name}: {text}");
+        assert_eq!(text.lines().count(), 2, "{name}: {text}");
+    }
+    assert_eq!(done.out.matches("logs/").count(), 4, "{}", done.out);
+    let events: Value = serde_json::from_str(&read("events.json")).unwrap();
+    assert_eq!(events.as_array().unwrap().len(), 1, "{events}");
+    assert_eq!(events[0]["involvedObject"]["name"], "helper");
 }
 
 #[tokio::test]
