@@ -231,8 +231,8 @@ pub struct AgentSpec {
     /// Storage of the loop's journal. Immutable.
     #[serde(default)]
     pub storage: AgentStorage,
-    /// Volume for the Agent's files, separate from its journal, for Sensors with `source.watch`. `{}` selects the
-    /// defaults. Absent: no workspace.
+    /// Volume for the Agent's files, separate from its journal: `/workspace` of the built-in tools, and the files that
+    /// Sensors with `source.watch` watch. `{}` selects the defaults. Absent: no volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<WorkspaceSpec>,
     /// A safe subset of pod settings. None of them relaxes the `restricted` Pod Security profile.
@@ -339,8 +339,8 @@ pub struct LoopSpec {
     /// Maximum delay after failed turns, in milliseconds, 1 to 3,600,000. Defaults to 10,000.
     #[schemars(range(min = 1, max = 3_600_000))]
     pub max_delay_milliseconds: u32,
-    /// Number of consecutive failed turns, 1 to 1,000, after which the loop pauses with `ErrorLimitReached`. Defaults
-    /// to 5.
+    /// Number of consecutive failed turns, 1 to 1,000, after which the loop pauses with the reason
+    /// `ConsecutiveErrors` (condition `ErrorLimitReached`). Defaults to 5.
     #[schemars(range(min = 1, max = 1000))]
     pub max_consecutive_errors: u32,
     /// What happens to a turn whose next call exceeds a limit in `guardrails.rateLimits`. `Skip`, the default: the turn

@@ -141,7 +141,8 @@ pub(super) fn extra_body(schema: &mut Schema) {
         .map(|(name, kind)| ((*name).to_owned(), declaration(kind)))
         .collect();
     let mut thinking = declaration("object");
-    thinking["description"] = "A switch of some servers of OpenAIChat. Refused with api AnthropicMessages.".into();
+    thinking["description"] =
+        "Thinking switch of some `OpenAIChat` servers. Not allowed with `AnthropicMessages`.".into();
     properties.insert(THINKING.into(), thinking);
     let absent = |fields: &[(&str, &str)]| {
         let names = fields.iter().filter(|(name, _)| *name != "n");
@@ -179,6 +180,6 @@ fn declaration(kind: &str) -> Value {
         "strings" => json!({"type": "array", "items": {"type": "string"}}),
         _ => json!({ "type": kind }),
     };
-    field["description"] = "Refused.".into();
+    field["description"] = "Not allowed.".into();
     field
 }

@@ -105,7 +105,7 @@ pub struct PodSettings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Name of the runtime class, such as one for gVisor.
+    /// Name of the runtime class, such as one for Kata Containers. Built-in tools do not run under gVisor.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = DNS_SUBDOMAIN))]
     pub runtime_class_name: Option<String>,

@@ -228,9 +228,10 @@ pub struct LoopStatus {
     /// Wake condition of a sleeping loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wake: Option<WakeCondition>,
-    /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it. `Idle`: no effective action for
+    /// How the loop ended. Absent unless it has ended. `Completed`: the agent ended it or met its goal. `Idle`: no effective action for
     /// `guardrails.idleTimeoutSeconds`. `Failed`: it repeated itself through all forced sleeps, or reached a limit of `goal`.
-    /// `Escalated`: in mode `Goal`, its continuation was not approved. `Cancelled`: a user stopped it.
+    /// `Escalated`: in mode `Goal`, its continuation was not approved. `Cancelled`: a user stopped it. `ScaledToZero`:
+    /// in mode `Task`, there was no task for `task.idlePodSeconds`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<LoopOutcome>,
     /// Epoch of the pod. A newer pod has a higher epoch and fences the older ones.
