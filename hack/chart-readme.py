@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""chart-readme.py CHART: prints the README of the chart, with its table of values made from the comments of values.yaml.
+"""chart-readme.py CHART [REFERENCE]: prints the README of the chart, with its table of values made from the comments of values.yaml.
+
+Its commands are those for a clone of the repository, or with REFERENCE (such as oci://…) those for the published chart, whose values name
+its image.
 
 Reads that file line by line, since Python has no YAML parser of its own. A comment directly above a key describes it. A key with a
 comment, whose parts have none, is one value; a key whose parts have comments is a group, and its own comment introduces them.
@@ -74,8 +77,7 @@ Requires Kubernetes {kubernetes} and Helm 3.14 or newer.
 
 ## Install
 
-    helm upgrade --install agentloop charts/agentloop --namespace agentloop-system --create-namespace --wait \\
-      --set image.repository=REGISTRY/agentloop --set image.tag=TAG
+    {install}
 
     helm test agentloop --namespace agentloop-system
 
@@ -83,7 +85,7 @@ The test checks that the controller is available, that the custom resources exis
 
 ## Upgrade
 
-    helm upgrade agentloop charts/agentloop --namespace agentloop-system --reset-then-reuse-values --wait
+    {upgrade}
 
 This upgrades the custom resource definitions too (`crds.enabled`). Agents keep running, in pods with the old image; a pod gets the new one when it is next created.
 
@@ -91,7 +93,8 @@ This upgrades the custom resource definitions too (`crds.enabled`). Agents keep 
 
     helm uninstall agentloop --namespace agentloop-system --wait
 
-The custom resource definitions stay, and with them all Agents (`crds.keep`). To delete these too, and everything they stored:
+The custom resource definitions stay, and with them all Agents (`crds.keep`). To remove everything, delete the Agents, Sensors and AgentBudgets
+before you uninstall, while the controller can still clean up ([details](../../docs/tasks/installing.md#uninstall)), and the definitions afterwards:
 
     kubectl delete crd agents.agentloop.dev agentbudgets.agentloop.dev sensors.agentloop.dev
 
@@ -103,13 +106,31 @@ Unknown keys are rejected. Generated from the comments of [values.yaml](values.y
 |---|---|---|
 """
 
+# The commands to install and to upgrade: from a clone, where no image is published, and of a published chart.
+CLONE = (
+    """helm upgrade --install agentloop charts/agentloop --namespace agentloop-system --create-namespace --wait \\
+      --set image.repository=REGISTRY/agentloop --set image.tag=TAG""",
+    """helm upgrade agentloop charts/agentloop --namespace agentloop-system --reset-then-reuse-values --wait \\
+      --set image.tag=NEW_TAG""",
+)
+PUBLISHED = (
+    """helm upgrade --install agentloop {reference} --version {version} \\
+      --namespace agentloop-system --create-namespace --wait""",
+    """helm upgrade agentloop {reference} --version NEW_VERSION \\
+      --namespace agentloop-system --reset-then-reuse-values --wait""",
+)
+
 
 def main():
     chart = pathlib.Path(sys.argv[1])
     meta = (chart / "Chart.yaml").read_text()
     field = lambda name: re.search(rf'^{name}: "?([^"\n]*)"?$', meta, re.M).group(1)
     kubernetes = field("kubeVersion").removeprefix(">=").removesuffix(".0-0") + " or newer"
-    print(HEAD.format(description=field("description"), kubernetes=kubernetes), end="")
+    commands = CLONE
+    if len(sys.argv) > 2:
+        commands = [command.format(reference=sys.argv[2], version=field("version")) for command in PUBLISHED]
+    install, upgrade = commands
+    print(HEAD.format(description=field("description"), kubernetes=kubernetes, install=install, upgrade=upgrade), end="")
     for path, described, default in entries((chart / "values.yaml").read_text()):
         if not described:
             sys.exit(f"values.yaml: {path} has no comment")

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# chart.sh VERSION HOMEPAGE IMAGE: the chart as an archive under target/chart (or CHART_DIR), for a release: with its address, and the image that it
-# installs. IMAGE is repository:tag or repository@digest of the published image.
+# chart.sh VERSION HOMEPAGE IMAGE [REFERENCE]: the chart as an archive under target/chart (or CHART_DIR), for a release: with its address, and the
+# image that it installs. IMAGE is repository:tag or repository@digest of the published image. REFERENCE is where the archive will be published,
+# for the commands in its texts; oci://REGISTRY/charts/agentloop by default, which readers complete.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$ROOT"
-[ $# = 3 ] || die "usage: hack/chart.sh VERSION HOMEPAGE IMAGE"
-version=${1#v} homepage=${2%/} image=$3
+[ $# = 3 ] || [ $# = 4 ] || die "usage: hack/chart.sh VERSION HOMEPAGE IMAGE [REFERENCE]"
+version=${1#v} homepage=${2%/} image=$3 reference=${4:-oci://REGISTRY/charts/agentloop}
 grep -qx "version: $version" charts/agentloop/Chart.yaml || die "the chart is not of version $version: see charts/agentloop/Chart.yaml"
 "$ROOT/hack/devcluster/tools.sh" helm
 
@@ -40,8 +41,17 @@ esac
 sed -i "s|^    runbookBaseURL: .*|    runbookBaseURL: $homepage/blob/v$version/docs/runbooks|" "$out/agentloop/values.yaml"
 # shellcheck disable=SC2016
 sed -i 's| No image is published yet: build it with `make image`.||' "$out/agentloop/values.yaml"
-python3 hack/chart-readme.py "$out/agentloop" | sed "s|](../../|]($homepage/blob/v$version/|g" >"$out/README.md"
+# Whoever has the archive has no files of the repository: pages, manifests and the chart have addresses instead.
+notes=$out/agentloop/templates/NOTES.txt raw=$homepage/raw/v$version definitions=
+for file in crds/*.yaml; do definitions+=" -f $raw/$file"; done
+sed -i "s|docs/tasks/|$homepage/blob/v$version/docs/tasks/|g" "$out/agentloop/values.yaml" "$notes"
+sed -i -e "s| -f charts/agentloop/files/crds/|$definitions|" -e "s| charts/agentloop | $reference --version $version |" \
+  -e "s| -f examples/| -f $raw/examples/|" "$notes"
+python3 hack/chart-readme.py "$out/agentloop" "$reference" | sed "s|](../../|]($homepage/blob/v$version/|g" >"$out/README.md"
 mv "$out/README.md" "$out/agentloop/README.md"
+if grep -nE '(^|[^/[:alnum:]])(charts|crds|deploy|docs/tasks|examples)/' "$notes" "$out/agentloop/README.md" "$out/agentloop/values.yaml"; then
+  die "these lines name files of the repository, which the archive does not have"
+fi
 helm lint --strict --quiet "$out/agentloop"
 helm package --destination "$out" "$out/agentloop" >/dev/null
 rm -r "$out/agentloop" "$out/release" "$out/annotations"

@@ -42,7 +42,7 @@ for platform in "${platforms[@]}"; do
   fi
   IMAGE_USER=65532:65532 IMAGE_ARCHITECTURE=${platform#*/} \
     "$ROOT/hack/devcluster/pack-image.sh" "$IMAGE_DIR/oci" "$single" "$rootfs" /agentloop
-  python3 "$ROOT/hack/sbom.py" "$TARGET" >"$IMAGE_DIR/sbom-${platform#*/}.cdx.json"
+  python3 "$ROOT/hack/sbom.py" "$TARGET" "$rootfs" >"$IMAGE_DIR/sbom-${platform#*/}.cdx.json"
 done
 [ ${#singles[@]} = 0 ] || python3 "$ROOT/hack/image-index.py" "$IMAGE_DIR/oci" "$tag" "${singles[@]}"
 python3 "$ROOT/hack/provenance.py" "$IMAGE_DIR/oci" "$IMAGE" "$started" >"$IMAGE_DIR/provenance.json"

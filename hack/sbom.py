@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""sbom.py TARGET: prints a CycloneDX 1.5 document of what is linked into the binary for that target.
+"""sbom.py TARGET [ROOT]: prints a CycloneDX 1.5 document of what is linked into the binary for that target.
 
 The crates come from `cargo metadata`, with the features and the platform of the build; their checksums from Cargo.lock. Crates that are
-used only by build scripts, macros and tests are left out. The SQLite that libsqlite3-sys compiles is a component of its own.
+used only by build scripts, macros and tests are left out. The SQLite that libsqlite3-sys compiles is a component of its own. ROOT is the
+root of the image: with it, the document has the checksum of the binary there, and the CA roots.
 """
 
+import hashlib
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import urllib.parse
 import uuid
+
+# Of the CA roots, in the image and on the machine that builds it.
+ROOTS = "etc/ssl/certs/ca-certificates.crt"
 
 
 def metadata(target):
@@ -49,8 +55,17 @@ def checksums(lock):
     return found
 
 
+def encoded(text):
+    """A version, or the value of a qualifier, as package URLs have it: `+` is %2B."""
+    return urllib.parse.quote(text, safe=":")
+
+
+def sha256(path):
+    return [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}]
+
+
 def purl(package):
-    return f"pkg:cargo/{package['name']}@{package['version']}"
+    return f"pkg:cargo/{package['name']}@{encoded(package['version'])}"
 
 
 def component(package, sums):
@@ -83,8 +98,44 @@ def sqlite(package):
         "name": "sqlite",
         "version": version,
         "purl": name,
+        # Scanners look for vulnerabilities of a C library by this name.
+        "cpe": f"cpe:2.3:a:sqlite:sqlite:{version}:*:*:*:*:*:*:*",
         "licenses": [{"license": {"name": "Public Domain"}}],
         "externalReferences": [{"type": "website", "url": "https://sqlite.org"}],
+    }
+
+
+def debian(name, license_id):
+    """An installed package of Debian or a system like it, with the source package in which vulnerabilities are reported; or nothing."""
+    fields = ["Version", "Architecture", "source:Package", "source:Version", "Built-Using"]
+    wanted = "\t".join(f"${{{field}}}" for field in fields) + "\n"
+    try:
+        asked = subprocess.run(["dpkg-query", "-W", "-f", wanted, name], capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    if asked.returncode != 0:
+        return None
+    version, architecture, source, source_version, built_using = asked.stdout.splitlines()[0].split("\t")
+    # A library for another architecture is a copy, made by a source package that has no code of the library.
+    if copied := re.search(r"\bglibc \(= ([^)]+)\)", built_using):
+        source, source_version = "glibc", copied.group(1)
+    release = pathlib.Path("/etc/os-release")
+    system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', release.read_text() if release.exists() else "", re.M))
+    distribution = system.get("ID", "debian")
+    qualifiers = {
+        "arch": architecture,
+        "distro": "-".join(filter(None, [distribution, system.get("VERSION_ID")])),
+        "upstream": source if source_version == version else f"{source}@{source_version}",
+    }
+    listed = "&".join(f"{key}={encoded(value)}" for key, value in qualifiers.items())
+    reference = f"pkg:deb/{distribution}/{name}@{encoded(version)}?{listed}"
+    return {
+        "type": "library",
+        "bom-ref": reference,
+        "name": name,
+        "version": version,
+        "purl": reference,
+        "licenses": [{"license": {"id": license_id}}],
     }
 
 
@@ -93,24 +144,23 @@ def libc(target):
     architecture = target.partition("-")[0]
     cross = {"aarch64": "arm64", "x86_64": "amd64"}[architecture]
     name = "libc6-dev" if architecture == os.uname().machine else f"libc6-dev-{cross}-cross"
-    try:
-        asked = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", name], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    if asked.returncode != 0:
-        return None
-    reference = f"pkg:deb/debian/{name}@{asked.stdout}"
-    return {
+    return debian(name, "LGPL-2.1-or-later")
+
+
+def roots(image):
+    """The CA roots in the image, which are those of the machine that builds it."""
+    name = "ca-certificates"
+    package = debian(name, "MPL-2.0") or {
         "type": "library",
-        "bom-ref": reference,
+        "bom-ref": name,
         "name": name,
-        "version": asked.stdout,
-        "purl": reference,
-        "licenses": [{"license": {"id": "LGPL-2.1-or-later"}}],
+        "licenses": [{"license": {"id": "MPL-2.0"}}],
     }
+    return package | {"hashes": sha256(image / ROOTS), "evidence": {"occurrences": [{"location": f"/{ROOTS}"}]}}
 
 
 def main():
+    image = pathlib.Path(sys.argv[2]).absolute() if len(sys.argv) > 2 else None
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     data = metadata(sys.argv[1])
     packages = {package["id"]: package for package in data["packages"]}
@@ -126,17 +176,21 @@ def main():
             components.append(library)
             depends[purl(packages[one])].append(library["bom-ref"])
             depends[library["bom-ref"]] = []
-    if library := libc(sys.argv[1]):
-        components.append(library)
-        depends[purl(packages[root])].append(library["bom-ref"])
-        depends[library["bom-ref"]] = []
     main_component = component(packages[root], sums) | {"type": "application"}
+    installed = [libc(sys.argv[1])]
+    if image:
+        main_component["hashes"] = sha256(image / "agentloop")
+        installed.append(roots(image))
+    for other in filter(None, installed):
+        components.append(other)
+        depends[purl(packages[root])].append(other["bom-ref"])
+        depends[other["bom-ref"]] = []
     body = {
         "component": main_component | {"properties": [{"name": "cargo:target", "value": sys.argv[1]}]},
         "components": sorted(components, key=lambda one: one["bom-ref"]),
         "dependencies": [{"ref": one, "dependsOn": sorted(set(others))} for one, others in sorted(depends.items())],
     }
-    # The same for the same crates, so that two builds can be compared.
+    # The same for the same crates and the same binary, so that two builds can be compared.
     serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(body, sort_keys=True))
     document = {
         "bomFormat": "CycloneDX",

@@ -42,6 +42,9 @@ pub const TOOL_HEADERS_DIR: &str = "/etc/agentloop/tools";
 /// Mounted keys of `tls.caSecretRef` of models, tool servers and the receiver of responses (gateway): a directory per
 /// server.
 pub const SERVER_CA_DIR: &str = "/etc/agentloop/server-ca";
+/// Mounted Secret key with the authorities of the OTLP collector (gateway, sensor). It is not below [`SERVER_CA_DIR`], which
+/// is the mount of another volume.
+pub const OTLP_CA_FILE: &str = "/etc/agentloop/otlp-ca/ca.crt";
 /// Directory of the tool servers' sockets. In the gateway it has a directory per server, each of them a memory volume; in the
 /// container of a server, it is that volume.
 pub const TOOL_SOCKETS_DIR: &str = "/run/agentloop-mcp";

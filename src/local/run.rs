@@ -187,6 +187,7 @@ impl LocalRun {
             image_pull_secrets: Vec::new(),
             // Gateways read the variables of this process.
             gateway_environment: Vec::new(),
+            otlp_ca_secret: None,
             workers: WORKERS,
             policy: options.policy,
         };

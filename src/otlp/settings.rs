@@ -37,7 +37,7 @@ pub const PASSED_VARIABLES: &[&str] = &[
     "OTEL_BLRP_MAX_EXPORT_BATCH_SIZE",
 ];
 
-/// The variables that only the controller itself reads.
+/// The variables that the controller does not pass on. Files of certificates are not in the pods that it creates.
 pub const CONTROLLER_VARIABLES: &[&str] = &[
     "OTEL_METRICS_EXPORTER",
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
@@ -49,6 +49,10 @@ pub const CONTROLLER_VARIABLES: &[&str] = &[
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
     "OTEL_EXPORTER_OTLP_LOGS_HEADERS",
     "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE",
 ];
 
 /// How traces are exported.
@@ -170,6 +174,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::variables::RootsFile;
 
     fn read(variables: &[(&str, &str)]) -> Result<Option<TraceSettings>, SettingsProblem> {
         TraceSettings::from_variables(|name| {
@@ -239,6 +244,23 @@ mod tests {
         ]);
         assert_eq!(named.export.resource, [pair("service.name", "own")]);
         assert_eq!(given(&[ENDPOINT]).export.resource, [pair("service.name", "agentloop")]);
+    }
+
+    #[test]
+    fn the_file_of_certificates_is_that_of_traces_or_the_common_one() {
+        let common = ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.crt");
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", " /own.crt ");
+        let of_logs = ("OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE", "/logs.crt");
+        let roots = |variables: &[(&str, &str)]| given(&[&[ENDPOINT][..], variables].concat()).export.roots;
+        let file = |variable, file: &str| {
+            Some(RootsFile {
+                variable,
+                file: file.into(),
+            })
+        };
+        assert_eq!(roots(&[of_logs]), None);
+        assert_eq!(roots(&[common, of_logs]), file(common.0, "/ca.crt"));
+        assert_eq!(roots(&[common, own]), file(own.0, "/own.crt"));
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! One OTLP request over HTTP: how it is sent, and what its response means.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use agentloop_support::text::{first_chars, root_cause};
 use prost::bytes::Bytes;
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Certificate, Client, ClientBuilder, Response, StatusCode, Url};
 
-use crate::variables::ExportSettings;
+use crate::variables::{ExportSettings, RootsFile};
 
 const PROTOBUF: &str = "application/x-protobuf";
 const USER_AGENT: &str = concat!("agentloop/", env!("CARGO_PKG_VERSION"));
@@ -16,8 +17,24 @@ const MAX_RESPONSE: u64 = 64 * 1024;
 
 /// The connection to a collector.
 pub(crate) struct CollectorClient {
-    http: Client,
+    http: HttpClient,
     endpoint: Url,
+}
+
+enum HttpClient {
+    /// It does not change.
+    Fixed(Client),
+    /// It trusts the certificates of a file.
+    Trusting(Box<TrustingClient>),
+}
+
+/// A client that trusts the certificates of a file only. The file is read for each request, so that new certificates are used at
+/// once, and the file may be written after the start.
+struct TrustingClient {
+    settings: ExportSettings,
+    roots: RootsFile,
+    /// The newest client, and the PEM text that it was made from.
+    made: Mutex<Option<(Vec<u8>, Client)>>,
 }
 
 /// Why a request was not accepted.
@@ -47,22 +64,23 @@ impl ExportFailure {
 }
 
 impl CollectorClient {
-    /// A client that follows no redirects: they could disclose a header.
     pub(crate) fn new(settings: &ExportSettings) -> Result<Self, ExportFailure> {
-        let builder = Client::builder()
-            .user_agent(USER_AGENT)
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(settings.timeout)
-            .default_headers(settings.headers.clone());
-        let builder = match settings.endpoint.scheme() {
-            "https" => builder,
-            // Plain HTTP needs no roots, and none may be installed.
-            _ => builder.tls_certs_only([]),
+        let fixed = |builder: ClientBuilder| {
+            let client = builder.build();
+            client
+                .map(HttpClient::Fixed)
+                .map_err(|error| ExportFailure::temporary(cause(&error)))
         };
-        let http = builder
-            .build()
-            .map_err(|error| ExportFailure::temporary(cause(&error)))?;
+        let http = match (settings.endpoint.scheme(), &settings.roots) {
+            ("https", Some(roots)) => HttpClient::Trusting(Box::new(TrustingClient {
+                settings: settings.clone(),
+                roots: roots.clone(),
+                made: Mutex::default(),
+            })),
+            ("https", None) => fixed(builder(settings))?,
+            // Plain HTTP needs no roots, and none may be installed.
+            _ => fixed(builder(settings).tls_certs_only([]))?,
+        };
         Ok(Self {
             http,
             endpoint: settings.endpoint.clone(),
@@ -76,7 +94,7 @@ impl CollectorClient {
 
     /// Sends a request. Returns the response if it is short enough to be read, otherwise an empty one.
     pub(crate) async fn send(&self, body: Bytes) -> Result<Bytes, ExportFailure> {
-        let request = self.http.post(self.endpoint.clone());
+        let request = self.http.get()?.post(self.endpoint.clone());
         let request = request.header(CONTENT_TYPE, PROTOBUF).body(body);
         let response = request.send().await;
         let response = response.map_err(|error| ExportFailure::temporary(cause(&error)))?;
@@ -99,6 +117,51 @@ impl CollectorClient {
             retry_after: seconds.map(|seconds: u64| Duration::from_secs(seconds.min(300))),
         })
     }
+}
+
+impl HttpClient {
+    /// The client for the next request.
+    fn get(&self) -> Result<Client, ExportFailure> {
+        match self {
+            Self::Fixed(client) => Ok(client.clone()),
+            Self::Trusting(client) => client.get(),
+        }
+    }
+}
+
+impl TrustingClient {
+    fn get(&self) -> Result<Client, ExportFailure> {
+        let pem = std::fs::read(&self.roots.file).map_err(|_| self.wrong("that cannot be read"))?;
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((made_of, client)) = made.as_ref()
+            && *made_of == pem
+        {
+            return Ok(client.clone());
+        }
+        let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
+        if certificates.is_empty() {
+            return Err(self.wrong("without a PEM certificate"));
+        }
+        let client = builder(&self.settings).tls_certs_only(certificates).build();
+        // A block of PEM whose content is not a certificate.
+        let client = client.map_err(|_| self.wrong("with a certificate that cannot be read"))?;
+        *made = Some((pem, client.clone()));
+        Ok(client)
+    }
+
+    fn wrong(&self, what: &str) -> ExportFailure {
+        ExportFailure::temporary(format!("{} names a file {what}", self.roots.variable))
+    }
+}
+
+/// A client that follows no redirects: they could disclose a header.
+fn builder(settings: &ExportSettings) -> ClientBuilder {
+    Client::builder()
+        .user_agent(USER_AGENT)
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(settings.timeout)
+        .default_headers(settings.headers.clone())
 }
 
 async fn short_body(response: Response) -> Option<Bytes> {

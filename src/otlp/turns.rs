@@ -46,6 +46,8 @@ pub enum TurnFact<'a> {
     RunEnded {
         run: &'a str,
         tool: &'a str,
+        /// The id of the call in the messages; `None`: the model did not request the run.
+        call: Option<&'a str>,
         outcome: &'a str,
     },
     /// A call of a tool was denied: nothing was run.
@@ -120,7 +122,12 @@ impl TurnTracer {
                 insert(&mut self.runs, run, OpenRun { from: at, effect });
                 Vec::new()
             }
-            TurnFact::RunEnded { run, tool, outcome } => vec![self.end_run(key, at, (run, tool), outcome)],
+            TurnFact::RunEnded {
+                run,
+                tool,
+                call,
+                outcome,
+            } => vec![self.end_run(key, at, (run, tool, call), outcome)],
             TurnFact::RunDenied { run, why } => {
                 self.add_event(
                     key,
@@ -197,7 +204,13 @@ impl TurnTracer {
         spans
     }
 
-    fn end_run(&mut self, key: (u16, i64), at: Timestamp, (run, tool): (&str, &str), outcome: &str) -> Span {
+    fn end_run(
+        &mut self,
+        key: (u16, i64),
+        at: Timestamp,
+        (run, tool, call): (&str, &str, Option<&str>),
+        outcome: &str,
+    ) -> Span {
         let open = self.runs.remove(run);
         let from = open.as_ref().map_or(at, |open| open.from);
         let mut span = child(self.turn_name(key), run, format!("execute_tool {tool}"), (from, at));
@@ -210,6 +223,8 @@ impl TurnTracer {
             text("agentloop.run", run),
             text("agentloop.tool.outcome", outcome),
         ];
+        span.attributes
+            .extend(call.map(|call| text("gen_ai.tool.call.id", call)));
         let effect = open.map(|open| open.effect).filter(|effect| !effect.is_empty());
         span.attributes
             .extend(effect.map(|effect| text("agentloop.tool.effect", effect)));

@@ -37,6 +37,7 @@ const STORY: &[TurnFact<'_>] = &[
     TurnFact::RunEnded {
         run: "t12c1r1",
         tool: "files__write",
+        call: Some("0000c0100"),
         outcome: "Ok",
     },
     TurnFact::Completed { then: "sleep" },
@@ -105,6 +106,7 @@ fn a_turn_has_the_attributes_of_the_conventions() {
         ("gen_ai.agent.id", "uid"),
         ("agentloop.run", "t12c1r1"),
         ("agentloop.tool.outcome", "Ok"),
+        ("gen_ai.tool.call.id", "0000c0100"),
         ("agentloop.tool.effect", "Write"),
     ];
     assert_eq!(of("execute_tool files__write"), text(&expected));
@@ -143,6 +145,7 @@ fn failures_have_their_kind() {
         TurnFact::RunEnded {
             run: "t12c1r1",
             tool: "shell",
+            call: None,
             outcome: "Unknown",
         },
         TurnFact::Failed { kind: "Timeout" },

@@ -1,5 +1,6 @@
 //! How `OTEL_*` variables are read: names by signal, endpoints, headers, lists and numbers.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
@@ -24,6 +25,7 @@ pub(crate) struct SignalVariables {
     path: &'static str,
     protocol: &'static str,
     headers: &'static str,
+    certificate: &'static str,
     timeout: &'static str,
     /// Whether an endpoint suffices to have it exported.
     by_endpoint: bool,
@@ -37,6 +39,7 @@ pub(crate) const TRACES: SignalVariables = SignalVariables {
     path: "v1/traces",
     protocol: "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     headers: "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+    certificate: "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
     timeout: "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
     by_endpoint: true,
 };
@@ -49,6 +52,7 @@ pub(crate) const LOGS: SignalVariables = SignalVariables {
     path: "v1/logs",
     protocol: "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL",
     headers: "OTEL_EXPORTER_OTLP_LOGS_HEADERS",
+    certificate: "OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE",
     timeout: "OTEL_EXPORTER_OTLP_LOGS_TIMEOUT",
     by_endpoint: false,
 };
@@ -62,6 +66,7 @@ pub(crate) const METRICS: SignalVariables = SignalVariables {
     path: "v1/metrics",
     protocol: "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
     headers: "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+    certificate: "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE",
     timeout: "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT",
     by_endpoint: false,
 };
@@ -75,12 +80,22 @@ pub struct SettingsProblem {
     pub(crate) problem: &'static str,
 }
 
+/// The file with the certificates that are trusted instead of the system's roots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RootsFile {
+    /// The variable that names it, for messages.
+    pub(crate) variable: &'static str,
+    pub(crate) file: PathBuf,
+}
+
 /// Where and how the requests of a signal are sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExportSettings {
     pub(crate) endpoint: Url,
     /// Headers of each request. Their values are marked as sensitive, so they are not printed.
     pub(crate) headers: HeaderMap,
+    /// `None`: the system's roots are trusted.
+    pub(crate) roots: Option<RootsFile>,
     /// How long one request may take.
     pub(crate) timeout: Duration,
     /// Attributes of the resource, `service.name` first.
@@ -196,12 +211,18 @@ impl<'a> VariableReader<'a> {
             Some((variable, text)) => headers(&text).ok_or_else(|| self.problem(variable, NO_LIST))?,
             None => HeaderMap::new(),
         };
+        let roots = self.first([self.signal.certificate, "OTEL_EXPORTER_OTLP_CERTIFICATE"]);
+        let roots = roots.map(|(variable, file)| RootsFile {
+            variable,
+            file: file.trim().into(),
+        });
         let common = "OTEL_EXPORTER_OTLP_TIMEOUT";
         let own = self.first([self.signal.timeout, common]);
         let timeout = own.map_or(common, |(variable, _)| variable);
         Ok(Some(ExportSettings {
             endpoint,
             headers,
+            roots,
             timeout: self.milliseconds(timeout, 10_000)?,
             resource: self.resource()?,
         }))

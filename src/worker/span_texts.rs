@@ -92,6 +92,12 @@ impl SpanTexts {
     }
 }
 
+/// The id that the messages have for the call of a run which the model requested.
+pub(super) fn call_id(run: ToolRunId) -> String {
+    let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
+    message::call_id(run.turn, run.call, place)
+}
+
 /// The texts of a tool run.
 #[derive(Default)]
 struct RunTexts<'a> {
@@ -101,8 +107,7 @@ struct RunTexts<'a> {
 
 impl<'a> RunTexts<'a> {
     fn find(run: ToolRunId, messages: &'a [Message]) -> Self {
-        let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
-        let wanted = message::call_id(run.turn, run.call, place);
+        let wanted = call_id(run);
         let mut found = Self::default();
         for message in messages {
             match message {

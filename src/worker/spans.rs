@@ -14,8 +14,9 @@ use tokio::time::timeout;
 
 use super::gateway_client::GatewayClient;
 use super::journal::{Journal, JournalLine};
-use super::span_texts::SpanTexts;
+use super::span_texts::{self, SpanTexts};
 use crate::engine::RecordKind;
+use crate::engine::tool::ToolRunId;
 use crate::otlp::{AgentIdentity, DropCount, Span, TurnFact, TurnTracer};
 
 /// Spans that wait for the gateway at most.
@@ -130,8 +131,7 @@ impl SpanParts {
     fn spans_of<'a>(&mut self, lines: impl IntoIterator<Item = &'a JournalLine>, journal: &Journal) -> Vec<Span> {
         let mut complete = Vec::new();
         for line in lines {
-            let Some(fact) = fact(line) else { continue };
-            let ended = self.tracer.observe((line.member, line.turn), line.at, fact);
+            let ended = ended_with(line, &mut self.tracer);
             match &mut self.texts {
                 Some(texts) => ended.into_iter().for_each(|span| texts.take(line, span)),
                 None => complete.extend(ended),
@@ -150,8 +150,23 @@ impl SpanParts {
     }
 }
 
-/// What a line means for spans.
-fn fact(line: &JournalLine) -> Option<TurnFact<'_>> {
+/// The spans that end with a line.
+fn ended_with(line: &JournalLine, tracer: &mut TurnTracer) -> Vec<Span> {
+    let call = call_of(line);
+    let Some(fact) = fact(line, call.as_deref()) else {
+        return Vec::new();
+    };
+    tracer.observe((line.member, line.turn), line.at, fact)
+}
+
+/// The id that the messages have for the call of a line's run. `None`: it is of no run that the model requested.
+fn call_of(line: &JournalLine) -> Option<String> {
+    let run: ToolRunId = line.run.as_deref()?.parse().ok()?;
+    (!run.is_refresh()).then(|| span_texts::call_id(run))
+}
+
+/// What a line means for spans. `call`: see [`call_of`].
+fn fact<'a>(line: &'a JournalLine, call: Option<&'a str>) -> Option<TurnFact<'a>> {
     let note = line.note.as_str();
     let (run, tool) = (line.run.as_deref(), line.tool.as_deref().unwrap_or("other"));
     Some(match line.kind {
@@ -166,6 +181,7 @@ fn fact(line: &JournalLine) -> Option<TurnFact<'_>> {
         RecordKind::ToolOutcome => TurnFact::RunEnded {
             run: run?,
             tool,
+            call,
             outcome: line.outcome.as_deref().unwrap_or_default(),
         },
         RecordKind::ToolDenied => TurnFact::RunDenied { run: run?, why: note },
@@ -207,9 +223,11 @@ mod tests {
     use std::path::Path;
 
     use jiff::Timestamp;
+    use opentelemetry_proto::tonic::common::v1::any_value::Value;
     use pretty_assertions::assert_eq;
 
     use super::*;
+    use crate::engine::message::call_id;
     use crate::worker::journal::JournalOwner;
 
     fn line(seq: i64, kind: RecordKind, note: &str) -> JournalLine {
@@ -242,10 +260,7 @@ mod tests {
     /// What a tracer would send of the lines of a turn.
     fn spans(lines: &[JournalLine]) -> Vec<Span> {
         let mut tracer = TurnTracer::new(agent());
-        let facts = lines.iter().filter_map(|line| Some((line, fact(line)?)));
-        facts
-            .flat_map(|(line, fact)| tracer.observe((line.member, line.turn), line.at, fact))
-            .collect()
+        lines.iter().flat_map(|line| ended_with(line, &mut tracer)).collect()
     }
 
     #[test]
@@ -261,6 +276,31 @@ mod tests {
         let names: Vec<_> = spans.iter().map(|span| span.name.as_str()).collect();
         assert_eq!(names, ["execute_tool other", "invoke_agent a"]);
         assert!(!format!("{spans:?}").contains("canary"));
+    }
+
+    /// The id of the call in the span of this run.
+    fn id_of_call(run: &str) -> Option<String> {
+        let outcome = JournalLine {
+            run: Some(run.into()),
+            ..line(1, RecordKind::ToolOutcome, "")
+        };
+        let spans = spans(&[outcome]);
+        assert_eq!(spans.len(), 1);
+        let mut attributes = spans[0].attributes.iter();
+        let found = attributes.find(|pair| pair.key == "gen_ai.tool.call.id")?;
+        let value = found.value.as_ref()?.value.as_ref()?;
+        let Value::StringValue(id) = value else {
+            panic!("{value:?}")
+        };
+        Some(id.clone())
+    }
+
+    #[test]
+    fn a_run_has_the_id_that_the_messages_have_for_its_call() {
+        assert_eq!(id_of_call("t3c1r1"), Some(call_id(3, 1, 0)));
+        assert_eq!(id_of_call("t3c2r11"), Some(call_id(3, 2, 10)));
+        assert_eq!(id_of_call("m1-t3c1r1"), Some(call_id(3, 1, 0)));
+        assert_eq!(id_of_call("t3c0r1"), None, "the model did not request it");
     }
 
     fn journal(dir: &Path) -> Journal {

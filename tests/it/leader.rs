@@ -295,6 +295,7 @@ pub fn options(election: bool) -> ControllerOptions {
             watch_namespaces: Vec::new(),
             gateway_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             gateway_environment: Vec::new(),
+            otlp_ca_secret: None,
             worker_resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
             image_pull_secrets: Vec::new(),
             workers: 1,

@@ -18,10 +18,16 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// What a script of hack/ says, or `None` after saying that python3 is missing.
 fn python(script: &str, args: &[&str]) -> Option<Output> {
+    python_with(&[], script, args)
+}
+
+/// The same with variables of the environment.
+fn python_with(variables: &[(&str, &str)], script: &str, args: &[&str]) -> Option<Output> {
     let ended = Command::new("python3")
         .arg(format!("{ROOT}/hack/{script}"))
         .args(args)
         .env("CARGO", env!("CARGO"))
+        .envs(variables.iter().copied())
         .output();
     if ended.is_err() {
         skip("python3 is missing; it runs the scripts of the image");
@@ -34,13 +40,45 @@ fn json_of(ended: &Output) -> Value {
     serde_json::from_slice(&ended.stdout).unwrap()
 }
 
+/// A Debian with three packages: one whose source has another name, a copy for another architecture, and one like its source.
+const DPKG_QUERY: &str = r"#!/bin/sh
+for name; do :; done
+case $name in
+  libc6-dev) printf '2.36-9+deb12u14\tamd64\tglibc\t2.36-9+deb12u14\t\n' ;;
+  libc6-dev-*-cross) printf '2.36-8cross1\tall\tcross-toolchain-base\t66\tlinux (= 6.1.4-1), glibc (= 2.36-8)\n' ;;
+  ca-certificates) printf '20230311+deb12u1\tall\tca-certificates\t20230311+deb12u1\t\n' ;;
+esac
+";
+
+/// A directory with the root of an image, whose files are small, and with that Debian's `dpkg-query`.
+fn image_root() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let certificates = folder.path().join("root/etc/ssl/certs");
+    std::fs::create_dir_all(&certificates).unwrap();
+    std::fs::write(certificates.join("ca-certificates.crt"), "roots").unwrap();
+    std::fs::write(folder.path().join("root/agentloop"), "binary").unwrap();
+    let query = folder.path().join("dpkg-query");
+    std::fs::write(&query, DPKG_QUERY).unwrap();
+    std::fs::set_permissions(&query, std::fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+/// The bill of materials of that image, for a machine.
+fn bill_of(folder: &Path, machine: &str) -> Option<Value> {
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let target = format!("{machine}-unknown-linux-gnu");
+    let root = folder.join("root");
+    let args = [target.as_str(), root.to_str().unwrap()];
+    python_with(&[("PATH", path.as_str())], "sbom.py", &args).map(|ended| json_of(&ended))
+}
+
 #[test]
 fn the_bill_of_materials_lists_what_is_linked_with_licenses_and_checksums() {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let Some(ended) = python("sbom.py", &[&target]) else {
+    let folder = image_root();
+    let machine = std::env::consts::ARCH;
+    let Some(bill) = bill_of(folder.path(), machine) else {
         return;
     };
-    let bill = json_of(&ended);
     assert_eq!(
         (&bill["bomFormat"], &bill["specVersion"]),
         (&json!("CycloneDX"), &json!("1.5"))
@@ -58,7 +96,16 @@ fn the_bill_of_materials_lists_what_is_linked_with_licenses_and_checksums() {
         .map(|component| (component["name"].as_str().unwrap(), component))
         .collect();
     let has = |name: &str| components.iter().any(|(other, _)| *other == name);
-    for linked in ["agentloop-engine", "kube", "ring", "rustls", "sqlite", "tokio"] {
+    for linked in [
+        "agentloop-engine",
+        "ca-certificates",
+        "kube",
+        "libc6-dev",
+        "ring",
+        "rustls",
+        "sqlite",
+        "tokio",
+    ] {
         assert!(has(linked), "{linked}");
     }
     // Of tests, of build scripts, and of the compiler.
@@ -67,7 +114,8 @@ fn the_bill_of_materials_lists_what_is_linked_with_licenses_and_checksums() {
     }
     for (name, component) in &components {
         assert!(component["licenses"][0].is_object(), "{name} has no license");
-        let published = component["purl"].as_str().unwrap().starts_with("pkg:cargo/") && !name.starts_with("agentloop");
+        let purl = component["purl"].as_str().unwrap();
+        let published = purl.starts_with("pkg:cargo/") && !name.starts_with("agentloop") || *name == "ca-certificates";
         let checksum = component["hashes"][0]["content"].as_str();
         assert_eq!(checksum.is_some_and(|sum| sum.len() == 64), published, "{name}");
     }
@@ -83,8 +131,59 @@ fn the_bill_of_materials_lists_what_is_linked_with_licenses_and_checksums() {
             assert!(known.contains(end.as_str().unwrap()), "{end}");
         }
     }
-    let again = json_of(&python("sbom.py", &[&target]).unwrap());
+    let again = bill_of(folder.path(), machine).unwrap();
     assert!(again == bill, "two runs differ");
+}
+
+#[test]
+fn the_bill_of_materials_has_the_names_by_which_scanners_know_c_code_and_packages() {
+    let folder = image_root();
+    let machine = std::env::consts::ARCH;
+    let (other, cross) = match machine {
+        "x86_64" => ("aarch64", "libc6-dev-arm64-cross"),
+        _ => ("x86_64", "libc6-dev-amd64-cross"),
+    };
+    let Some(bill) = bill_of(folder.path(), machine) else {
+        return;
+    };
+    let crossed = bill_of(folder.path(), other).unwrap();
+    let component = |bill: &Value, name: &str| {
+        let mut components = bill["components"].as_array().unwrap().iter();
+        components
+            .find(|component| component["name"] == name)
+            .unwrap_or_else(|| panic!("no {name}"))
+            .clone()
+    };
+    let sqlite = component(&bill, "sqlite");
+    let version = sqlite["version"].as_str().unwrap();
+    assert_eq!(
+        sqlite["cpe"],
+        format!("cpe:2.3:a:sqlite:sqlite:{version}:*:*:*:*:*:*:*")
+    );
+    for (bill, name, begin, end) in [
+        (&bill, "libc6-dev", "2.36-9%2Bdeb12u14?arch=amd64", "glibc"),
+        (&crossed, cross, "2.36-8cross1?arch=all", "glibc%402.36-8"),
+        (
+            &bill,
+            "ca-certificates",
+            "20230311%2Bdeb12u1?arch=all",
+            "ca-certificates",
+        ),
+    ] {
+        let component = component(bill, name);
+        let purl = component["purl"].as_str().unwrap();
+        assert_eq!(component["bom-ref"], purl);
+        assert!(purl.starts_with("pkg:deb/"), "{purl}");
+        assert!(purl.contains(&format!("/{name}@{begin}&distro=")), "{purl}");
+        assert!(purl.ends_with(&format!("&upstream={end}")), "{purl}");
+    }
+    for one in bill["components"].as_array().unwrap() {
+        let purl = one["purl"].as_str().unwrap();
+        assert!(!purl.contains('+'), "a plus that is not %2B: {purl}");
+    }
+    let sum = |text: &str| json!([{"alg": "SHA-256", "content": sha256_hex(text, 32)}]);
+    assert_eq!(bill["metadata"]["component"]["hashes"], sum("binary"));
+    assert_eq!(component(&bill, "ca-certificates")["hashes"], sum("roots"));
 }
 
 /// Writes a blob of a layout, and returns its descriptor.
@@ -185,37 +284,50 @@ fn images_of_two_platforms_become_one_index_and_the_provenance_names_all_digests
     assert!(!unknown.status.success(), "no image has that tag");
 }
 
+/// Runs `hack/chart.sh`, which writes the archive of the chart into this directory.
+fn package(out: &Path, version: &str, image: &str, reference: Option<&str>) -> Output {
+    Command::new("bash")
+        .arg(format!("{ROOT}/hack/chart.sh"))
+        .args([version, "https://example.com/agentloop/", image])
+        .args(reference)
+        .env("CHART_DIR", out)
+        .output()
+        .unwrap()
+}
+
+/// What helm says about an archive.
+fn helm(command: &[&str], archive: &Path, flags: &[&str]) -> String {
+    let ended = Command::new(tool("helm"))
+        .args(command)
+        .arg(archive)
+        .args(flags)
+        .output()
+        .unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    String::from_utf8(ended.stdout).unwrap()
+}
+
+fn is_helm_missing() -> bool {
+    let is_missing = Command::new(tool("helm")).arg("version").output().is_err();
+    if is_missing {
+        skip("helm is missing; `make test` builds it for this test");
+    }
+    is_missing
+}
+
 #[test]
 fn the_archive_of_the_chart_has_the_address_and_the_image_of_the_release() {
-    if Command::new(tool("helm")).arg("version").output().is_err() {
-        skip("helm is missing; `make test` builds it for this test");
+    if is_helm_missing() {
         return;
     }
     let digest = format!("sha256:{}", "a".repeat(64));
     let image = format!("registry.example/team/agentloop@{digest}");
     let version = env!("CARGO_PKG_VERSION");
     let out = tempfile::tempdir().unwrap();
-    let package = |version: &str| {
-        let script = format!("{ROOT}/hack/chart.sh");
-        let args = [version, "https://example.com/agentloop/", &image];
-        Command::new("bash")
-            .arg(script)
-            .args(args)
-            .env("CHART_DIR", out.path())
-            .output()
-            .unwrap()
-    };
-    let ended = package(version);
+    let ended = package(out.path(), version, &image, None);
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     let archive = out.path().join(format!("agentloop-{version}.tgz"));
-    let show = |what: &str| {
-        let ended = Command::new(tool("helm"))
-            .args(["show", what])
-            .arg(&archive)
-            .output()
-            .unwrap();
-        String::from_utf8(ended.stdout).unwrap()
-    };
+    let show = |what: &str| helm(&["show", what], &archive, &[]);
     let chart: Value = serde_yaml::from_str(&show("chart")).unwrap();
     assert_eq!(chart["home"], "https://example.com/agentloop");
     assert_eq!(chart["sources"], json!(["https://example.com/agentloop"]));
@@ -239,8 +351,58 @@ fn the_archive_of_the_chart_has_the_address_and_the_image_of_the_release() {
         !readme.contains("](../") && !readme.contains("No image is published"),
         "{readme}"
     );
-    let other = package("9.9.9");
+    let other = package(out.path(), "9.9.9", &image, None);
     assert!(!other.status.success() && String::from_utf8_lossy(&other.stderr).contains("not of version 9.9.9"));
+}
+
+#[test]
+fn the_texts_in_the_archive_of_the_chart_name_no_file_of_the_repository() {
+    if is_helm_missing() {
+        return;
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let raw = format!("https://example.com/agentloop/raw/v{version}/");
+    let out = tempfile::tempdir().unwrap();
+    let archive = out.path().join(format!("agentloop-{version}.tgz"));
+    let notes = |settings: &str| {
+        let flags = ["--namespace", "agentloop-system", "--dry-run=client", "--set", settings];
+        let text = helm(&["install", "agentloop"], &archive, &flags);
+        text.split_once("\nNOTES:\n").unwrap().1.to_owned()
+    };
+    let published = "oci://registry.example/charts/agentloop";
+    for (given, reference) in [(None, "oci://REGISTRY/charts/agentloop"), (Some(published), published)] {
+        let ended = package(out.path(), version, "registry.example/team/agentloop:1", given);
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        let readme = helm(&["show", "readme"], &archive, &[]);
+        let plain = notes("metrics.authentication=Token,page.enabled=true");
+        let namespaced = notes("rbac.clusterScoped=false,crds.enabled=false,watchNamespaces={team-a}");
+        for (text, expected) in [
+            (
+                &readme,
+                format!("helm upgrade --install agentloop {reference} --version {version} "),
+            ),
+            (
+                &plain,
+                format!("helm upgrade agentloop {reference} --version {version} --namespace "),
+            ),
+            (&plain, format!("apply -f {raw}examples/quickstart.yaml")),
+            (&namespaced, format!("apply -f {raw}examples/quickstart.yaml")),
+            (&namespaced, format!(" -f {raw}crds/agents.agentloop.dev.yaml ")),
+        ] {
+            assert!(text.contains(&expected), "{expected}: {text}");
+        }
+        // The values of a release name its image, which the commands must not replace.
+        assert!(!readme.contains("--set image."), "{readme}");
+        for text in [&readme, &plain, &namespaced] {
+            for word in text.split(|letter: char| letter.is_whitespace() || "(`'\"=".contains(letter)) {
+                let local = ["charts/", "crds/", "docs/tasks/", "examples/"];
+                assert!(!local.iter().any(|folder| word.starts_with(folder)), "{word}: {text}");
+                if let Some(path) = word.strip_prefix(&raw) {
+                    assert!(Path::new(ROOT).join(path).exists(), "{path}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -314,7 +314,7 @@ authorization:
 {{- end }}
 {{- with .Values.telemetry.otlp }}
 {{- if .endpoint }}
-# The controller passes these to the gateways of Agents, except for those of metrics and headers.
+# The controller passes these to the gateways of Agents, except for those of metrics, headers and certificates.
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ .endpoint | quote }}
 {{- if $.Values.telemetry.content }}
@@ -351,6 +351,12 @@ authorization:
 - name: OTEL_EXPORTER_OTLP_HEADERS
   valueFrom:
     secretKeyRef: {name: {{ . | quote }}, key: headers, optional: true}
+{{- end }}
+{{- with .caSecretName }}
+- name: AGENTLOOP_OTLP_CA_SECRET
+  value: {{ . | quote }}
+- name: OTEL_EXPORTER_OTLP_CERTIFICATE
+  value: /etc/agentloop-otlp/ca.crt
 {{- end }}
 {{- end }}
 {{- end }}

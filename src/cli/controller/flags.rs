@@ -60,6 +60,10 @@ pub(in crate::cli) struct ControllerArgs {
     /// Secret in the namespaces of Agents with the headers of OTLP requests under the key `headers`; empty: none.
     #[arg(long, env = "AGENTLOOP_OTLP_HEADERS_SECRET")]
     pub(super) otlp_headers_secret: Option<String>,
+    /// Secret in the namespaces of Agents and Sensors with the authorities of the OTLP collector, in PEM, under the key
+    /// `ca.crt`; empty: none.
+    #[arg(long, env = "AGENTLOOP_OTLP_CA_SECRET")]
+    pub(super) otlp_ca_secret: Option<String>,
     /// Comma-separated CIDRs to which Sensors may connect although they are blocked by default, such as 10.1.0.0/16.
     #[arg(long, env = "AGENTLOOP_EGRESS_ALLOWED_CIDRS", value_delimiter = ',', value_parser = range)]
     pub(super) egress_allowed_cidrs: Vec<String>,

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::LocalObjectReference;
 use rustls::pki_types::ServerName;
 
 use super::flags::ControllerArgs;
-use crate::controller::agent::{ReconcilerSettings, log_variables, trace_variables};
+use crate::controller::agent::{ExportSecrets, ReconcilerSettings, log_variables, trace_variables};
 use crate::controller::gates::webhook::{GateWebhook, WebhookTimes};
 use crate::controller::history::HistorySettings;
 use crate::controller::leadership::election::LeaseTimes;
@@ -63,6 +63,12 @@ impl ControllerArgs {
                 tool_images: given(self.allowed_tool_images),
             },
         };
+        let otlp_ca_secret = self.otlp_ca_secret.filter(|name| !name.is_empty());
+        let variable = |name: &str| std::env::var(name).ok();
+        let secrets = ExportSecrets {
+            headers: self.otlp_headers_secret.as_deref(),
+            authorities: otlp_ca_secret.as_deref(),
+        };
         let sensor_pods = SensorPodSettings {
             image: self.image.clone(),
             image_pull_policy: self.image_pull_policy.clone(),
@@ -71,7 +77,8 @@ impl ControllerArgs {
             template: self.sensor_pod,
             allowed_ranges: given(self.egress_allowed_cidrs),
             denied_ranges: given(self.egress_denied_cidrs),
-            environment: log_variables(|name| std::env::var(name).ok(), self.otlp_headers_secret.as_deref()),
+            environment: log_variables(variable, secrets),
+            otlp_ca_secret: otlp_ca_secret.clone(),
         };
         let page = page(self.page_address, given(self.page_hosts))?;
         let webhook_url = self.approval_webhook_url.filter(|url| !url.is_empty());
@@ -81,8 +88,6 @@ impl ControllerArgs {
             .history_postgres_file
             .map(|file| history(file, ca_file, retention_days))
             .transpose()?;
-        let mut watch_namespaces = self.watch_namespaces;
-        watch_namespaces.retain(|namespace| !namespace.trim().is_empty());
         Ok(ControllerOptions {
             settings: ReconcilerSettings {
                 image: self.image,
@@ -94,17 +99,12 @@ impl ControllerArgs {
                     denied_ranges: given(self.agent_egress_denied_cidrs),
                 },
                 controller_namespace: namespace,
-                watch_namespaces: watch_namespaces.iter().map(|name| name.trim().into()).collect(),
+                watch_namespaces: given(self.watch_namespaces),
                 gateway_resources: self.gateway_resources,
                 worker_resources: self.worker_resources,
-                image_pull_secrets: given(self.agent_image_pull_secrets)
-                    .into_iter()
-                    .map(|name| LocalObjectReference { name })
-                    .collect(),
-                gateway_environment: trace_variables(
-                    |name| std::env::var(name).ok(),
-                    self.otlp_headers_secret.as_deref(),
-                ),
+                image_pull_secrets: references(given(self.agent_image_pull_secrets)),
+                gateway_environment: trace_variables(variable, secrets),
+                otlp_ca_secret,
                 workers: self.workers,
                 policy,
             },
@@ -128,6 +128,11 @@ impl ControllerArgs {
             },
         })
     }
+}
+
+fn references(names: Vec<String>) -> Vec<LocalObjectReference> {
+    let references = names.into_iter().map(|name| LocalObjectReference { name });
+    references.collect()
 }
 
 /// Host of the link's URL, for its certificate.
@@ -325,6 +330,25 @@ mod tests {
         let template = set.sensor_pods.template;
         assert_eq!(template.priority_class_name.as_deref(), Some("low"));
         assert_eq!(template.image_pull_secrets[0].name, "registry");
+    }
+
+    #[test]
+    fn the_secret_with_the_authorities_of_the_collector_is_one_for_all_pods_and_empty_means_none() {
+        let secrets = |flags: &[&str]| {
+            let options = options(&[&["--pod-name=a"][..], flags].concat()).unwrap();
+            let environment = &options.settings.gateway_environment;
+            let variable = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+            (
+                options.settings.otlp_ca_secret.clone(),
+                options.sensor_pods.otlp_ca_secret.clone(),
+                environment.iter().any(|one| one.name == variable),
+            )
+        };
+        let named = || Some("collector".to_owned());
+        assert_eq!(secrets(&["--otlp-ca-secret=collector"]), (named(), named(), true));
+        for none in [&[][..], &["--otlp-ca-secret="]] {
+            assert_eq!(secrets(none), (None, None, false));
+        }
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct ReconcilerSettings {
     pub image_pull_secrets: Vec<LocalObjectReference>,
     /// Environment variables of the gateway container besides its own.
     pub gateway_environment: Vec<EnvVar>,
+    /// Secret of the Agent's namespace with the authorities of the OTLP collector, for the gateway.
+    pub otlp_ca_secret: Option<String>,
     /// Number of concurrent reconciles.
     pub workers: u16,
     /// Restrictions that the platform sets for every Agent.

@@ -55,6 +55,7 @@ pub(super) fn settings() -> ReconcilerSettings {
         worker_resources: ResourceRequirements::default(),
         image_pull_secrets: Vec::new(),
         gateway_environment: Vec::new(),
+        otlp_ca_secret: None,
         workers: 1,
         policy: PlatformPolicy::default(),
     }

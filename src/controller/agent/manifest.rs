@@ -21,7 +21,7 @@ use super::server_authorities;
 use super::tool_containers;
 use crate::api::agent::{HeadersSecretRef, KeyRef, PodSettings, RESPONSES_SECRET, SkillSpec, UpdateStrategy};
 use crate::api::{Agent, AgentSpec, LINK_AUDIENCE};
-use crate::controller::pod_mounts::{directory, file, mount};
+use crate::controller::pod_mounts::{GROUP_READABLE, directory, file, mount, otlp_ca_mount, otlp_ca_volume};
 use crate::controller::pod_security;
 use crate::controller::runtime::names;
 pub(super) use crate::link::pod::BINARY;
@@ -35,8 +35,6 @@ use crate::support::hash::sha256_hex;
 
 /// Lifetime of a link token in seconds; the kubelet rotates it.
 const TOKEN_SECONDS: i64 = 3600;
-/// Mode of the files: readable for the group, because gateway and worker have different UIDs and the same group.
-const GROUP_READABLE: i32 = 0o440;
 
 pub(super) fn pod(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Pod {
     let chosen = &agent.spec.pod;
@@ -115,7 +113,7 @@ fn pod_spec(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> PodSpec
         security_context: Some(pod_security::pod()),
         init_containers: Some(gateway.chain(tools).collect()),
         containers: vec![worker(agent, epoch, settings)],
-        volumes: Some(volumes(agent)),
+        volumes: Some(volumes(agent, settings)),
         node_selector: (!chosen.node_selector.is_empty()).then_some(chosen.node_selector),
         tolerations: some(chosen.tolerations),
         affinity: chosen.affinity,
@@ -171,6 +169,7 @@ fn gateway(agent: &Agent, epoch: i64, settings: &ReconcilerSettings) -> Containe
     }
     mounts.extend(server_authorities::gateway_mount(&agent.spec));
     mounts.extend(tool_containers::gateway_mounts(&agent.spec.tools));
+    mounts.extend(settings.otlp_ca_secret.as_ref().map(|_| otlp_ca_mount()));
     let common = container(agent, epoch, settings, names::GATEWAY, GATEWAY_UID);
     let environment = common.env.into_iter().flatten();
     let environment = environment.chain(settings.gateway_environment.iter().cloned());
@@ -245,7 +244,7 @@ fn container(agent: &Agent, epoch: i64, settings: &ReconcilerSettings, name: &st
     }
 }
 
-fn volumes(agent: &Agent) -> Vec<Volume> {
+fn volumes(agent: &Agent, settings: &ReconcilerSettings) -> Vec<Volume> {
     let mut volumes = vec![
         memory_volume("socket"),
         state_volume(agent),
@@ -280,6 +279,7 @@ fn volumes(agent: &Agent) -> Vec<Volume> {
         ..Volume::default()
     }));
     volumes.extend(server_authorities::volume(&agent.spec));
+    volumes.extend(settings.otlp_ca_secret.as_deref().map(otlp_ca_volume));
     volumes
 }
 
@@ -481,5 +481,36 @@ mod tests {
             pulled_with(&["mirror", "own"], &["registry", "mirror"]).unwrap(),
             ["mirror", "own", "registry"]
         );
+    }
+
+    /// The pod of an Agent without anything special, with this Secret for the authorities of the collector.
+    fn pod_with_authorities(secret: Option<&str>) -> Value {
+        let agent: Agent = serde_json::from_value(json!({
+            "apiVersion": "agentloop.dev/v1alpha1", "kind": "Agent",
+            "metadata": {"name": "coast", "namespace": "team-a", "uid": "u"},
+            "spec": {"model": {"api": "OpenAIChat", "name": "m"}},
+        }))
+        .unwrap();
+        let settings = ReconcilerSettings {
+            otlp_ca_secret: secret.map(str::to_owned),
+            ..settings()
+        };
+        serde_json::to_value(pod(&agent, 1, &settings)).unwrap()["spec"].clone()
+    }
+
+    #[test]
+    fn the_gateway_alone_reads_the_authorities_of_the_collector_and_only_them() {
+        let pod = pod_with_authorities(Some("collector"));
+        let items = json!([{"key": "ca.crt", "path": "ca.crt"}]);
+        let secret = json!({"secretName": "collector", "items": items, "defaultMode": 0o440, "optional": true});
+        let volume = json!({"name": "otlp-ca", "secret": secret});
+        assert!(pod["volumes"].as_array().unwrap().contains(&volume), "{pod}");
+        let mount = json!({"name": "otlp-ca", "mountPath": "/etc/agentloop/otlp-ca", "readOnly": true});
+        let gateway = pod["initContainers"][0]["volumeMounts"].as_array().unwrap();
+        assert!(gateway.contains(&mount), "{pod}");
+        let worker = pod["containers"].to_string();
+        assert!(!worker.contains("otlp-ca"), "{worker}");
+        let without = pod_with_authorities(None).to_string();
+        assert!(!without.contains("otlp-ca"), "{without}");
     }
 }

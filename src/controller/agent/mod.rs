@@ -55,5 +55,5 @@ mod write_timing;
 pub use context::{AgentsView, ReconcileObserver, ReconcilerSettings};
 pub use controller::{ReconcilerParts, run};
 pub(in crate::controller) use events::volume_restored;
-pub use gateway_environment::{log_variables, trace_variables};
+pub use gateway_environment::{ExportSecrets, log_variables, trace_variables};
 pub use preflight::{ReferenceKind, find_problem};

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::secrets::{self, RequiredSecret};
 use crate::api::sensor::SensorSource;
 use crate::api::{LINK_AUDIENCE, SENSOR_LABEL, Sensor};
-use crate::controller::pod_mounts::{directory, file, mount};
+use crate::controller::pod_mounts::{GROUP_READABLE, directory, file, mount, otlp_ca_mount, otlp_ca_volume};
 use crate::controller::pod_security;
 use crate::controller::runtime::shared_objects::{shared_labels, shared_meta};
 use crate::link::pod::{
@@ -43,8 +43,6 @@ pub(super) const MAX_CONFIG: usize = 120 * 1024;
 const COMMAND: [&str; 2] = ["/agentloop", "sensor"];
 /// Lifetime of a link token in seconds; the kubelet renews it.
 const TOKEN_SECONDS: i64 = 3600;
-/// File mode: readable only by the pod's group (and owner).
-pub(super) const GROUP_READABLE: i32 = 0o440;
 /// Termination grace period in seconds.
 const GRACE_SECONDS: i64 = 10;
 
@@ -62,8 +60,18 @@ pub struct SensorPodSettings {
     pub allowed_ranges: Vec<String>,
     /// CIDR ranges that Sensors may not connect to.
     pub denied_ranges: Vec<String>,
-    /// Variables that say how logs are exported.
+    /// Variables that say how logs are exported; empty: they are not.
     pub environment: Vec<EnvVar>,
+    /// Secret of the Sensor's namespace with the authorities of the OTLP collector.
+    pub otlp_ca_secret: Option<String>,
+}
+
+impl SensorPodSettings {
+    /// The Secret with the authorities of the OTLP collector, if logs are exported to it.
+    fn ca_of_logs(&self) -> Option<&str> {
+        let secret = self.otlp_ca_secret.as_deref();
+        secret.filter(|_| !self.environment.is_empty())
+    }
 }
 
 /// Scheduling, pull secrets and annotations of sensor pods. What is empty is absent from the pods, so that the pods of
@@ -318,7 +326,7 @@ fn pod_spec(sensor: &Sensor, settings: &SensorPodSettings) -> PodSpec {
         termination_grace_period_seconds: Some(GRACE_SECONDS),
         security_context: Some(pod_security::pod()),
         containers: vec![container(sensor, settings)],
-        volumes: Some(volumes(sensor)),
+        volumes: Some(volumes(sensor, settings)),
         node_selector: some(template.node_selector),
         tolerations: some(template.tolerations),
         affinity: template.affinity,
@@ -336,6 +344,7 @@ fn container(sensor: &Sensor, settings: &SensorPodSettings) -> Container {
         mount("link-ca", directory(LINK_CA_FILE), true),
     ];
     mounts.extend(secrets::required(source).iter().map(RequiredSecret::mount));
+    mounts.extend(settings.ca_of_logs().map(|_| otlp_ca_mount()));
     let webhook = source.webhook.is_some();
     let configuration = EnvVar {
         name: CONFIG_ENV.into(),
@@ -398,7 +407,7 @@ pub(super) fn config(sensor: &Sensor, settings: &SensorPodSettings) -> String {
         .replace('$', "\\u0024")
 }
 
-fn volumes(sensor: &Sensor) -> Vec<Volume> {
+fn volumes(sensor: &Sensor, settings: &SensorPodSettings) -> Vec<Volume> {
     let storage = &sensor.spec.storage;
     let mut volumes = vec![
         projected(
@@ -438,6 +447,7 @@ fn volumes(sensor: &Sensor) -> Vec<Volume> {
             .iter()
             .map(RequiredSecret::volume),
     );
+    volumes.extend(settings.ca_of_logs().map(otlp_ca_volume));
     volumes
 }
 
@@ -622,6 +632,46 @@ mod tests {
         let environment = &set["spec"]["template"]["spec"]["containers"][0]["env"];
         let names: Vec<_> = environment.as_array().unwrap().iter().map(|one| &one["name"]).collect();
         assert_eq!(names, [CONFIG_ENV, "OTEL_LOGS_EXPORTER"]);
+    }
+
+    /// The pod with this Secret for the authorities of the collector.
+    fn template_with_authorities(secret: Option<&str>, logs: bool) -> Value {
+        let variable = EnvVar {
+            name: "OTEL_LOGS_EXPORTER".into(),
+            ..EnvVar::default()
+        };
+        let settings = SensorPodSettings {
+            environment: logs.then_some(variable).into_iter().collect(),
+            otlp_ca_secret: secret.map(str::to_owned),
+            ..SensorPodSettings::default()
+        };
+        let set = serde_json::to_value(stateful_set(&poll(), &settings)).unwrap();
+        set["spec"]["template"]["spec"].clone()
+    }
+
+    #[test]
+    fn the_authorities_of_the_collector_are_mounted_if_logs_are_exported_and_without_them_no_pod_is_replaced() {
+        let pod = template_with_authorities(Some("collector"), true);
+        let items = json!([{"key": "ca.crt", "path": "ca.crt"}]);
+        let secret = json!({"secretName": "collector", "items": items, "defaultMode": 0o440, "optional": true});
+        let volume = json!({"name": "otlp-ca", "secret": secret});
+        assert_eq!(pod["volumes"].as_array().unwrap().last(), Some(&volume));
+        let mount = json!({"name": "otlp-ca", "mountPath": "/etc/agentloop/otlp-ca", "readOnly": true});
+        let mounts = &pod["containers"][0]["volumeMounts"];
+        assert_eq!(mounts.as_array().unwrap().last(), Some(&mount));
+        let unused = template_with_authorities(Some("collector"), false);
+        assert_eq!(unused, template_with_authorities(None, false));
+        assert_eq!(unused, template(&poll()), "as without the setting");
+        let logs = template_with_authorities(None, true);
+        assert!(!logs.to_string().contains("otlp-ca"), "{logs}");
+        let hash = |secret: Option<&str>| {
+            let settings = SensorPodSettings {
+                otlp_ca_secret: secret.map(str::to_owned),
+                ..SensorPodSettings::default()
+            };
+            hashed(stateful_set(&poll(), &settings)).1
+        };
+        assert_eq!(hash(None), hash(Some("collector")));
     }
 
     #[test]

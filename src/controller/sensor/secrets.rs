@@ -2,10 +2,9 @@
 
 use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
-use super::pod::GROUP_READABLE;
 use crate::api::endpoint::{CERTIFICATE_KEY, PRIVATE_KEY_KEY, ROOTS_KEY};
 use crate::api::sensor::SensorSource;
-use crate::controller::pod_mounts::{directory, file, mount};
+use crate::controller::pod_mounts::{GROUP_READABLE, directory, file, mount};
 use crate::link::pod::{SENSOR_CA_DIR, SENSOR_CERTIFICATE_DIR, SENSOR_HEADERS_DIR, SENSOR_KEY_FILE};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,11 +30,12 @@ const MEANINGFUL: &[&str] = &[
 
 /// The settings that a value is removed from: all switches but the value itself, and those that need it.
 fn switches(removed: &str) -> Vec<String> {
-    // A URL needs a key, and a key a URL.
-    let needed = if removed.starts_with("approvals.webhook.") {
-        "approvals.webhook"
-    } else {
-        removed
+    let needed = match removed {
+        // A URL needs a key, and a key a URL.
+        _ if removed.starts_with("approvals.webhook.") => "approvals.webhook",
+        // What is exported needs the endpoint.
+        "telemetry.otlp.endpoint" => "telemetry.otlp",
+        _ => removed,
     };
     let monitor = if removed.starts_with("metrics.podMonitor") {
         "podMonitor"

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::policies::{InstalledPolicies, expect_refusal as refused, wait_until};
 use super::render::{Rendered, render};
+use super::values::values_text;
 use crate::support::clusters;
 use crate::support::kubectl::Kubectl;
 
@@ -119,6 +120,15 @@ fn worse_pods() -> Vec<(&'static str, Value, &'static str)> {
         (
             "/initContainers/0/securityContext/allowPrivilegeEscalation",
             json!(true),
+            "are restricted",
+        ),
+        // The init container that Istio adds without its CNI plugin.
+        (
+            "/initContainers/0/securityContext",
+            json!({
+                "runAsNonRoot": false, "runAsUser": 0, "privileged": false, "allowPrivilegeEscalation": false,
+                "capabilities": {"add": ["NET_ADMIN", "NET_RAW"], "drop": ["ALL"]},
+            }),
             "are restricted",
         ),
         (
@@ -320,6 +330,15 @@ fn images_of_sidecars_are_named_and_the_policies_can_be_left_out() {
         .one("ValidatingAdmissionPolicy", "agentloop-controller-pods")
         .to_string();
     assert!(policy.contains("c.image.startsWith('docker.io/istio/')"), "{policy}");
+    // Their images alone are not enough, which the example must say.
+    assert!(
+        policy.contains("and those that others add to its pods, are restricted"),
+        "{policy}"
+    );
+    let text = values_text();
+    let (comment, _) = text.split_once("\n  sidecarImages:").unwrap();
+    let (_, comment) = comment.rsplit_once("\n  identityPolicy:").unwrap();
+    assert!(comment.contains("istio-cni"), "{comment}");
     let without = render(&["rbac.controllerPolicy=false"]).unwrap().unwrap();
     assert!(!without.has("ValidatingAdmissionPolicy", "agentloop-controller-pods"));
     assert!(!without.has("ValidatingAdmissionPolicyBinding", "agentloop-controller-objects"));

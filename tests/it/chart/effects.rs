@@ -286,6 +286,14 @@ pub const EFFECTS: &[(&str, &[&str], &str)] = &[
         "value: mark",
     ),
     (
+        "telemetry.otlp.caSecretName",
+        &[
+            "telemetry.otlp.endpoint=https://c:4318",
+            "telemetry.otlp.caSecretName=mark",
+        ],
+        "secretName: mark",
+    ),
+    (
         "telemetry.otlp.resourceAttributes",
         &[
             "telemetry.otlp.endpoint=http://c:4318",

@@ -114,8 +114,9 @@ const EVERYTHING: &[&str] = &[
     "approvals.webhook.secretName=gates",
     "history.postgres.existingSecret=history",
     "history.postgres.caKey=ca.crt",
-    "telemetry.otlp.endpoint=http://otel-collector.observability:4318",
+    "telemetry.otlp.endpoint=https://otel-collector.observability:4318",
     "telemetry.otlp.headersSecretName=otlp",
+    "telemetry.otlp.caSecretName=collector",
     "telemetry.content=true",
     "telemetry.otlp.logs=true",
     "telemetry.otlp.metrics=true",
@@ -388,6 +389,31 @@ fn the_credential_of_the_database_of_histories_is_mounted_in_the_controller_and_
     let without = render(&[]).unwrap().unwrap();
     let controller = &without.one("Deployment", "agentloop")["spec"]["template"]["spec"]["containers"][0];
     assert!(render::variable(controller, "AGENTLOOP_HISTORY_POSTGRES_FILE").is_none());
+}
+
+#[test]
+fn the_authorities_of_the_collector_are_a_file_of_the_controller_and_their_secret_a_flag() {
+    let Some(rendered) = render(EVERYTHING) else { return };
+    let objects = rendered.unwrap();
+    let pod = &objects.one("Deployment", "agentloop")["spec"]["template"]["spec"];
+    let items = json!([{"key": "ca.crt", "path": "ca.crt"}]);
+    let volume = json!({"name": "otlp-ca", "secret": {"secretName": "collector", "items": items, "optional": true}});
+    assert!(pod["volumes"].as_array().unwrap().contains(&volume), "{pod}");
+    let controller = &pod["containers"][0];
+    let mount = json!({"name": "otlp-ca", "mountPath": "/etc/agentloop-otlp", "readOnly": true});
+    assert!(controller["volumeMounts"].as_array().unwrap().contains(&mount));
+    for (name, value) in [
+        ("AGENTLOOP_OTLP_CA_SECRET", "collector"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/etc/agentloop-otlp/ca.crt"),
+    ] {
+        assert_eq!(render::variable(controller, name).unwrap()["value"], value);
+    }
+    let exported = render(&["telemetry.otlp.endpoint=https://collector:4318"]);
+    let exported = exported.unwrap().unwrap();
+    let pod = &exported.one("Deployment", "agentloop")["spec"]["template"]["spec"];
+    assert!(pod["volumes"].is_null() && pod["containers"][0]["volumeMounts"].is_null());
+    let text = pod.to_string();
+    assert!(!text.contains("OTLP_CA") && !text.contains("CERTIFICATE"), "{text}");
 }
 
 #[test]

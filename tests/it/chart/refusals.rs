@@ -207,6 +207,77 @@ fn values_that_contradict_each_other_are_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_value_without_what_it_needs_is_refused_with_settings_that_are_accepted() {
+    let cases: [(&[&str], &str); 9] = [
+        (
+            &["telemetry.content=true"],
+            "telemetry.otlp.endpoint is required with telemetry.content:",
+        ),
+        (
+            &["telemetry.otlp.logs=true"],
+            "telemetry.otlp.endpoint is required with telemetry.otlp.logs:",
+        ),
+        (
+            &["telemetry.otlp.metrics=true"],
+            "telemetry.otlp.endpoint is required with telemetry.otlp.metrics:",
+        ),
+        (
+            &["telemetry.otlp.headersSecretName=otlp"],
+            "telemetry.otlp.endpoint is required with telemetry.otlp.headersSecretName:",
+        ),
+        (
+            &["telemetry.otlp.caSecretName=collector"],
+            "telemetry.otlp.endpoint is required with telemetry.otlp.caSecretName:",
+        ),
+        // An upgrade that turns the export off learns of all of them at once.
+        (
+            &[
+                "telemetry.otlp.endpoint=",
+                "telemetry.otlp.headersSecretName=otlp",
+                "telemetry.otlp.logs=true",
+            ],
+            "is required with telemetry.otlp.headersSecretName, telemetry.otlp.logs:",
+        ),
+        (
+            &["page.hosts={loops.example.com}"],
+            "page.enabled=true is required with page.hosts:",
+        ),
+        (
+            &["history.retentionDays=7"],
+            "history.postgres.existingSecret is required with a history.retentionDays other than 90:",
+        ),
+        (
+            &["history.retentionDays=0"],
+            "history.postgres.existingSecret is required with a history.retentionDays other than 90:",
+        ),
+    ];
+    for (settings, named) in cases {
+        let Some(rendered) = render(settings) else { return };
+        let error = rendered.unwrap_err();
+        assert!(error.contains(named), "{settings:?}: {error}");
+        let (_, advice) = error.split_once("--set ").unwrap();
+        let advice = advice.split_whitespace().next().unwrap();
+        let reset = render(&[settings, &[advice]].concat()).unwrap();
+        assert!(reset.is_ok(), "{settings:?} with {advice}: {reset:?}");
+    }
+}
+
+#[test]
+fn values_that_are_off_or_as_by_default_need_no_others() {
+    for setting in [
+        "history.retentionDays=90",
+        "page.hosts=null",
+        "telemetry.otlp.logs=false",
+        // They may stay when the export is turned off.
+        "telemetry.otlp.resourceAttributes.team=a",
+        "telemetry.otlp.tracesSampler=always_off",
+    ] {
+        let Some(rendered) = render(&[setting]) else { return };
+        assert!(rendered.is_ok(), "{setting}: {rendered:?}");
+    }
+}
+
+#[test]
 fn a_namespace_that_its_policy_does_not_close_to_the_controller_is_accepted() {
     for settings in [
         &["watchNamespaces={kube-system}", "rbac.controllerPolicy=false"][..],

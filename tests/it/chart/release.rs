@@ -161,31 +161,7 @@ fn the_notes_name_what_the_settings_call_for() {
         assert!(plain.contains(text), "{text}: {plain}");
     }
     assert!(!plain.contains("WARNING"), "{plain}");
-    let scraped = notes(&["metrics.podMonitor.enabled=true"]).unwrap();
-    assert!(!scraped.contains("Nothing scrapes"), "{scraped}");
     let rules = "metrics.prometheusRule.enabled=true";
-    let pushed = notes(&[rules, "telemetry.otlp.metrics=true"]).unwrap();
-    assert!(
-        pushed.contains("WARNING: pushed metrics") && pushed.contains(r#"job="agentloop""#),
-        "{pushed}"
-    );
-    for found in [
-        &[rules][..],
-        &["telemetry.otlp.metrics=true"],
-        &[
-            rules,
-            "telemetry.otlp.metrics=true",
-            r#"metrics.prometheusRule.selector=job="agentloop""#,
-        ],
-        &[
-            rules,
-            "telemetry.otlp.metrics=true",
-            "metrics.serviceMonitor.enabled=true",
-        ],
-    ] {
-        let notes = notes(found).unwrap();
-        assert!(!notes.contains("WARNING"), "{found:?}: {notes}");
-    }
     let base = "metrics.prometheusRule.runbookBaseURL";
     let pathless = notes(&[rules]).unwrap();
     assert!(pathless.contains(&format!("{base} to the URL")), "{pathless}");
@@ -216,6 +192,73 @@ fn the_notes_name_what_the_settings_call_for() {
         "a helm test that sees custom resource definitions",
     ] {
         assert!(namespaced.contains(text), "{text}: {namespaced}");
+    }
+}
+
+/// Settings, and whether the notes say that nothing scrapes the metrics, and that the alerts do not fit pushed ones.
+#[test]
+fn the_notes_know_scraped_metrics_from_pushed_ones() {
+    let rules = "metrics.prometheusRule.enabled=true";
+    let endpoint = "telemetry.otlp.endpoint=http://collector:4318";
+    let pushed = "telemetry.otlp.metrics=true";
+    let cases: [(&[&str], bool, bool); 8] = [
+        (&[], true, false),
+        (&[rules], true, false),
+        (&[rules, endpoint], true, false),
+        (&["metrics.podMonitor.enabled=true"], false, false),
+        (&[endpoint, pushed], false, false),
+        (&[rules, endpoint, pushed], false, true),
+        (
+            &[
+                rules,
+                endpoint,
+                pushed,
+                r#"metrics.prometheusRule.selector=job="agentloop""#,
+            ],
+            false,
+            false,
+        ),
+        (
+            &[rules, endpoint, pushed, "metrics.serviceMonitor.enabled=true"],
+            false,
+            false,
+        ),
+    ];
+    for (settings, unscraped, unselected) in cases {
+        let Some(notes) = notes(settings) else { return };
+        assert_eq!(notes.contains("Nothing scrapes"), unscraped, "{settings:?}: {notes}");
+        assert_eq!(notes.contains("WARNING: pushed metrics"), unselected, "{notes}");
+        assert_eq!(notes.contains(r#"such as job="agentloop""#), unselected, "{notes}");
+        assert_eq!(notes.matches("WARNING").count(), usize::from(unselected), "{notes}");
+    }
+}
+
+#[test]
+fn the_chart_accepts_the_settings_that_its_notes_suggest() {
+    let token = "metrics.authentication=Token";
+    let secret = "metrics.serviceMonitor.bearerTokenSecret.name=scraper";
+    for (settings, asks) in [(&[][..], false), (&[token], true), (&[token, secret], false)] {
+        let Some(notes) = notes(settings) else { return };
+        let command = notes.lines().find(|line| line.contains("helm upgrade ")).unwrap();
+        assert_eq!(
+            notes.contains("SECRET: a Secret in namespace agentloop-system"),
+            asks,
+            "{notes}"
+        );
+        assert_eq!(command.contains("bearerTokenSecret.name=SECRET "), asks, "{command}");
+        let suggested: Vec<String> = command
+            .split(" --set ")
+            .skip(1)
+            .map(|setting| setting.replace("SECRET", "mine"))
+            .collect();
+        assert!(!suggested.is_empty(), "{command}");
+        let next: Vec<&str> = settings
+            .iter()
+            .copied()
+            .chain(suggested.iter().map(String::as_str))
+            .collect();
+        let rendered = render(&next).unwrap();
+        assert!(rendered.is_ok(), "{next:?}: {rendered:?}");
     }
 }
 

@@ -4,15 +4,20 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use agentloop::engine::message::call_id;
 use agentloop::link::pod::CONFIG_ENV;
 use agentloop::support::hash::hex;
+use axum::body::Bytes;
 use axum::routing::post;
 use axum::{Json, Router};
+use axum_server::tls_rustls::RustlsConfig;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use pretty_assertions::assert_eq;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
+use super::controller::certificates;
 use super::harness::GatewayHarness;
 use super::loops::{ANSWER_ID, Cell, USED, WAYS, Way};
 use super::provider::{ScriptedResponse, Step};
@@ -181,6 +186,8 @@ fn check_first_turn(spans: &[Span]) {
     }
     let run = named(spans, "execute_tool hub__write")[0];
     assert_eq!(attribute(&run.attributes, "agentloop.tool.outcome").unwrap(), "Ok");
+    let id = attribute(&run.attributes, "gen_ai.tool.call.id");
+    assert_eq!(id.unwrap(), call_id(1, 1, 0));
 }
 
 /// No request, and no log, has a text of the loop or a secret.
@@ -270,6 +277,8 @@ async fn with_the_variable_spans_have_texts_also_when_the_worker_is_killed_in_mi
         (&call["name"], &call["arguments"]),
         (&json!("hub__write"), &json!({"text": CANARY}))
     );
+    let id = attribute(&run.attributes, "gen_ai.tool.call.id").unwrap();
+    assert_eq!(call["id"], id, "the span leads to the call in the messages");
     let text = json!([{"type": "text", "content": format!("I am {CANARY}.")}]);
     assert_eq!((&output[1]["parts"], output.as_array().unwrap().len()), (&text, 2));
     assert!(
@@ -393,6 +402,48 @@ async fn no_text_of_a_server_is_exported_as_an_id_or_a_reason() {
     assert_eq!(of("gen_ai.response.finish_reasons").as_deref(), Some("other"));
     assert!(!format!("{:?}", calls[0]).contains(CANARY));
     cell.end().await;
+}
+
+/// A collector whose certificate is of an authority of its own: its URL, that authority, and how many requests it received.
+async fn private_collector() -> (String, String, watch::Receiver<usize>) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (ca, certificate, key) = certificates();
+    let tls = RustlsConfig::from_pem(certificate.into_bytes(), key.into_bytes())
+        .await
+        .unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let (count, received) = watch::channel(0);
+    let receive = move |_: Bytes| async move { count.send_modify(|count| *count += 1) };
+    let app = Router::new().route("/v1/traces", post(receive));
+    let server = axum_server::from_tcp_rustls(listener, tls).unwrap();
+    tokio::spawn(async move { server.serve(app.into_make_service()).await.unwrap() });
+    (url, ca, received)
+}
+
+#[tokio::test]
+async fn a_private_authority_of_the_collector_is_trusted_once_it_is_in_the_file() {
+    let (url, ca, mut received) = private_collector().await;
+    let mut harness = GatewayHarness::new().await;
+    let file = harness.path("collector-ca.crt");
+    harness.environment = vec![
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", url),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", file.to_str().unwrap().to_owned()),
+        ("OTEL_BSP_SCHEDULE_DELAY", "20".into()),
+    ];
+    harness.start().await;
+    harness.ask("t1c1a1").await;
+    let cause = "OTEL_EXPORTER_OTLP_CERTIFICATE names a file that cannot be read";
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while !harness.log().contains(cause) {
+        assert!(Instant::now() < deadline, "{}", harness.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    std::fs::write(&file, ca).unwrap();
+    let arrived = received.wait_for(|count| *count > 0);
+    let arrived = tokio::time::timeout(Duration::from_secs(30), arrived).await;
+    assert!(arrived.is_ok(), "{}", harness.log());
 }
 
 #[tokio::test]

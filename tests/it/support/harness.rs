@@ -81,6 +81,7 @@ pub fn settings() -> ReconcilerSettings {
         worker_resources: resources("64Mi"),
         image_pull_secrets: Vec::new(),
         gateway_environment: Vec::new(),
+        otlp_ca_secret: None,
         workers: 4,
     }
 }

@@ -458,6 +458,7 @@ fn the_texts_of_the_validation_of_agents() {
         watch_namespaces: Vec::new(),
         gateway_resources: ResourceRequirements::default(),
         gateway_environment: Vec::new(),
+        otlp_ca_secret: None,
         worker_resources: ResourceRequirements::default(),
         image_pull_secrets: Vec::new(),
         workers: 1,
