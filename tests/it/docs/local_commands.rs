@@ -194,11 +194,8 @@ impl Stage {
         let folder = self.path(&page.replace('/', "-"));
         std::fs::create_dir(&folder).unwrap();
         symlink(repository("examples"), folder.join("examples")).unwrap();
-        for path in [
-            "target/debug/agentloop",
-            "target/image/rootfs/agentloop",
-            ".local/bin/agentloop",
-        ] {
+        std::fs::create_dir_all(folder.join(".local/bin")).unwrap();
+        for path in ["agentloop", "target/debug/agentloop", "target/image/rootfs/agentloop"] {
             std::fs::create_dir_all(folder.join(path).parent().unwrap()).unwrap();
             symlink(env!("CARGO_BIN_EXE_agentloop"), folder.join(path)).unwrap();
         }

@@ -16,6 +16,8 @@ use tokio::task::JoinHandle;
 
 use super::harness::TOKEN;
 use super::link::{Answer, FakeController, OpenStream, Stream, accepted, completed, start};
+use crate::support::clusters;
+use crate::support::kubectl::tool;
 
 /// Longest time until something happens that depends on how busy the machine is.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
@@ -92,6 +94,18 @@ impl Program {
     }
 }
 
+/// Runs the real kubectl, which finds the plugin in PATH.
+async fn kubectl(program: &Program, arguments: &[&str]) -> Output {
+    let path = std::env::var("PATH").unwrap();
+    Command::new(tool("kubectl"))
+        .args(arguments)
+        .env("KUBECONFIG", program.dir.path().join("config"))
+        .env("PATH", format!("{}:{path}", program.dir.path().display()))
+        .output()
+        .await
+        .unwrap()
+}
+
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -161,6 +175,27 @@ async fn the_binary_is_the_plugin_under_its_name_with_the_context_of_the_kubecon
         }
         assert_eq!(text(&completed.stdout), expected, "{words:?}");
     }
+}
+
+#[tokio::test]
+async fn kubectl_starts_the_plugin_returns_its_exit_code_and_asks_it_for_completions() {
+    if !clusters::has(tool("kubectl").to_str().unwrap()) {
+        return;
+    }
+    let program = Program::start(Vec::new()).await;
+    let status = kubectl(&program, &["agentloop", "status", "-o", "json"]).await;
+    assert_eq!(status.status.code(), Some(0), "{}", text(&status.stderr));
+    let list: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(list["items"][0]["metadata"]["name"], "helper");
+    let wrong = kubectl(&program, &["agentloop", "approve"]).await;
+    assert_eq!(wrong.status.code(), Some(64), "{}", text(&wrong.stderr));
+    let completed = kubectl(&program, &["__complete", "agentloop", "bud"]).await;
+    assert_eq!(
+        text(&completed.stdout),
+        "budget\tShow AgentBudgets, or add to their limits\n:4\n",
+        "{}",
+        text(&completed.stderr)
+    );
 }
 
 #[tokio::test]
