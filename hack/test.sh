@@ -94,7 +94,7 @@ node_up() {
 }
 # A thread for each test, since they wait for their turns at the cluster (tests/e2e/turns.rs).
 node_tests() {
-  tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig \
+  tests "Tests on the node" env AGENTLOOP_REQUIRE_CLUSTERS=1 AGENTLOOP_E2E_KUBECONFIG=$NODE_RUN/admin.kubeconfig AGENTLOOP_E2E_TURNS="$logs/turns.txt" \
     AGENTLOOP_E2E_IMAGE="$IMAGE" AGENTLOOP_E2E_TOOLS_IMAGE="$TOOLS_IMAGE" cargo test --locked --test it -- "${filters[@]}" --show-output --test-threads=200
 }
 # On a cluster without a release, since the older one comes first. Leaves the newer one.

@@ -25,12 +25,12 @@ enum HttpClient {
     /// It does not change.
     Fixed(Client),
     /// It trusts the certificates of a file.
-    Trusting(Box<TrustingClient>),
+    Trusting(Box<FileRootsClient>),
 }
 
 /// A client that trusts the certificates of a file only. The file is read for each request, so that new certificates are used at
 /// once, and the file may be written after the start.
-struct TrustingClient {
+struct FileRootsClient {
     settings: ExportSettings,
     roots: RootsFile,
     /// The newest client, and the PEM text that it was made from.
@@ -72,7 +72,7 @@ impl CollectorClient {
                 .map_err(|error| ExportFailure::temporary(cause(&error)))
         };
         let http = match (settings.endpoint.scheme(), &settings.roots) {
-            ("https", Some(roots)) => HttpClient::Trusting(Box::new(TrustingClient {
+            ("https", Some(roots)) => HttpClient::Trusting(Box::new(FileRootsClient {
                 settings: settings.clone(),
                 roots: roots.clone(),
                 made: Mutex::default(),
@@ -129,7 +129,7 @@ impl HttpClient {
     }
 }
 
-impl TrustingClient {
+impl FileRootsClient {
     fn get(&self) -> Result<Client, ExportFailure> {
         let pem = std::fs::read(&self.roots.file).map_err(|_| self.wrong("that cannot be read"))?;
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);

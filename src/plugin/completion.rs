@@ -136,10 +136,9 @@ impl<'a> CommandLine<'a> {
     fn kind(&self, argument: &Arg) -> Option<NamedKind> {
         let is_of_budget = self.flags.iter().any(|flag| flag.get_id() == "budget");
         match argument.get_value_names()?.first()?.as_str() {
-            "AGENT" => Some(NamedKind::Agent),
             "BUDGET" => Some(NamedKind::AgentBudget),
             "NAME" if is_of_budget => Some(NamedKind::AgentBudget),
-            "NAME" => Some(NamedKind::Agent),
+            "AGENT" | "NAME" => Some(NamedKind::Agent),
             _ => None,
         }
     }

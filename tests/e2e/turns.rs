@@ -4,6 +4,7 @@
 //! in the middle. With fewer threads than tests they still never meet; it takes longer.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -144,9 +145,14 @@ fn name() -> String {
     std::thread::current().name().unwrap_or_default().to_owned()
 }
 
-/// Past the capture of output, so that a run that hangs shows which tests have their turn.
+/// Adds a line to the file of this variable, if it is set: a run that hangs names all tests that wait, not the one that has its
+/// turn. Standard output and error are those of the names and results of tests.
 fn say(what: &str) {
-    let _ = writeln!(std::io::stderr(), "turn: {} {what}", name());
+    let Some(path) = std::env::var_os("AGENTLOOP_E2E_TURNS") else {
+        return;
+    };
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    let _ = file.and_then(|mut file| file.write_all(format!("{} {what}\n", name()).as_bytes()));
 }
 
 #[test]

@@ -163,8 +163,8 @@ fn deleted(agents: &[Agent], budgets: &[AgentBudget], namespace: Option<&str>) -
     let listed: BTreeSet<NamespacedName> = agents.iter().map(NamespacedName::of).collect();
     let shares = budgets.iter().flat_map(shares);
     // The Agents with the least usage share a line, which has no name.
-    let named = shares.filter(|share| !share.name.is_empty());
-    let asked = named.filter(|share| namespace.is_none_or(|namespace| share.namespace == namespace));
+    let single = shares.filter(|share| !share.name.is_empty());
+    let asked = single.filter(|share| namespace.is_none_or(|namespace| share.namespace == namespace));
     let names = asked.map(|share| NamespacedName::new(&share.namespace, &share.name));
     names.filter(|name| !listed.contains(name)).collect()
 }
