@@ -79,6 +79,13 @@ mod tests {
         authorities: Some("collector"),
     };
 
+    /// Names and values of variables.
+    fn values(given: &[EnvVar]) -> Vec<(&str, Option<&str>)> {
+        let each = given.iter();
+        each.map(|variable| (variable.name.as_str(), variable.value.as_deref()))
+            .collect()
+    }
+
     #[test]
     fn gateways_receive_the_variables_that_are_set_and_no_headers_or_files_of_the_controller() {
         let variable = |name: &str| match name {
@@ -91,12 +98,8 @@ mod tests {
             _ => None,
         };
         let given = trace_variables(variable, ExportSecrets::default());
-        let given: Vec<_> = given
-            .iter()
-            .map(|variable| (variable.name.as_str(), variable.value.as_deref()))
-            .collect();
         assert_eq!(
-            given,
+            values(&given),
             [
                 ("OTEL_EXPORTER_OTLP_ENDPOINT", Some("http://collector:4318")),
                 ("OTEL_RESOURCE_ATTRIBUTES", Some("price=$$(HOME)")),
@@ -128,12 +131,8 @@ mod tests {
             authorities: Some(name),
         };
         let given = trace_variables(|_| None, authorities("collector"));
-        let given: Vec<_> = given
-            .iter()
-            .map(|variable| (variable.name.as_str(), variable.value.as_deref()))
-            .collect();
         assert_eq!(
-            given,
+            values(&given),
             [("OTEL_EXPORTER_OTLP_CERTIFICATE", Some("/etc/agentloop/otlp-ca/ca.crt"))]
         );
         assert!(trace_variables(|_| None, authorities("")).is_empty());
