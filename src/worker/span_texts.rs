@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::journal::JournalLine;
+use super::journal::{JournalLine, call_id};
 use crate::engine::message::{self, Message};
 use crate::engine::tool::ToolRunId;
 use crate::engine::{RecordKind, is_deferred_result};
@@ -90,12 +90,6 @@ impl SpanTexts {
         }
         complete
     }
-}
-
-/// The id that the messages have for the call of a run which the model requested.
-pub(super) fn call_id(run: ToolRunId) -> String {
-    let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
-    message::call_id(run.turn, run.call, place)
 }
 
 /// The texts of a tool run.

@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::gateway_client::GatewayClient;
-use super::journal::{Journal, JournalLine};
-use super::span_texts::{self, SpanTexts};
+use super::journal::{self, Journal, JournalLine};
+use super::span_texts::SpanTexts;
 use crate::engine::RecordKind;
 use crate::engine::tool::ToolRunId;
 use crate::otlp::{AgentIdentity, DropCount, Span, TurnFact, TurnTracer};
@@ -162,7 +162,7 @@ fn ended_with(line: &JournalLine, tracer: &mut TurnTracer) -> Vec<Span> {
 /// The id that the messages have for the call of a line's run. `None`: it is of no run that the model requested.
 fn call_of(line: &JournalLine) -> Option<String> {
     let run: ToolRunId = line.run.as_deref()?.parse().ok()?;
-    (!run.is_refresh()).then(|| span_texts::call_id(run))
+    (!run.is_refresh()).then(|| journal::call_id(run))
 }
 
 /// What a line means for spans. `call`: see [`call_of`].

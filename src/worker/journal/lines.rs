@@ -177,14 +177,20 @@ pub(super) fn messages_of_turn(connection: &Connection, (member, turn): (u16, i6
     Ok(messages)
 }
 
+/// The id that the messages have for the call of a run which the model requested.
+#[must_use]
+pub fn call_id(run: ToolRunId) -> String {
+    let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
+    message::call_id(run.turn, run.call, place)
+}
+
 /// Returns the call behind a tool run, as JSON with its tool, its arguments, and the text of its answer; truncated to `bytes`. `None`: the call is no longer kept.
 pub(super) fn requested_call(
     connection: &Connection,
     run: ToolRunId,
     bytes: usize,
 ) -> rusqlite::Result<Option<String>> {
-    let place = usize::try_from(run.index).unwrap_or(usize::MAX).saturating_sub(1);
-    let wanted = message::call_id(run.turn, run.call, place);
+    let wanted = call_id(run);
     let mut select = connection.prepare_cached(
         "SELECT json FROM messages WHERE turn = ?1 AND json_extract(json, '$.role') = 'assistant' ORDER BY id",
     )?;

@@ -39,7 +39,7 @@ pub use error::JournalError;
 pub use export::{ExportError, export, export_bytes};
 use line_usage::AskedModels;
 pub use line_usage::LineUsage;
-pub use lines::{JournalLine, JournalPage, last_lines};
+pub use lines::{JournalLine, JournalPage, call_id, last_lines};
 pub use sensor_records::SensorRecord;
 pub use tasks::{KnownTask, WaitingResponse};
 pub use upload::UploadBatch;
